@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 #: For a mistyped path: entries of its folder to compare with, and the least similarity.
 _MOST_ENTRIES: Final = 1000
 _NEARLY: Final = 0.8
-#: Start and end of the name of a journal, which is next to its file. The name is hidden, of a fixed length, and computed
-#: from that of the file, so that one lookup finds it.
+#: Start and end of the name of a journal, which is next to its file. It is a hidden name of fixed length, computed from
+#: the name of the file, so that one lookup finds it.
 _JOURNAL: Final = (".ckptmove-", ".journal")
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
 
