@@ -4,8 +4,9 @@
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ckptmove.api.functions import convert, diff, inspect, undo, verify
+    from ckptmove.api.inspection import Inspection
     from ckptmove.api.loading import load
-    from ckptmove.api.results import ConvertResult, DiffResult, Inspection, VerifyResult
+    from ckptmove.api.results import ConvertResult, DiffResult, VerifyResult
     from ckptmove.case import Case
 
 __all__ = [
@@ -32,6 +33,10 @@ def __getattr__(name: str) -> object:
         from ckptmove.case import Case
 
         return Case
+    if name == "Inspection":
+        from ckptmove.api.inspection import Inspection
+
+        return Inspection
     if name == "load":
         from ckptmove.api.loading import load
 

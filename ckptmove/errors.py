@@ -497,7 +497,7 @@ class ReportFailed(WriteFailed):
 
 
 class ArchiveOfFiles(NotACheckpoint):
-    """A zip or a tar of files. ``checkpoint.layouts`` reads it like a directory."""
+    """A zip or a tar of files. ``opening`` reads it like a directory."""
 
     def __init__(self, path: str, found: str, form: ArchiveForm) -> None:
         super().__init__(path, found)
@@ -582,3 +582,17 @@ class OutputHoldsMore(Refused):
     def __init__(self, path: str, name: str) -> None:
         super().__init__(f"the output is not replaced: it contains '{name}', which would be lost", path=path)
         self.name = name
+
+
+class NotGathered(Refused):
+    """The files of a directory cannot become one file. ``reason`` is a clause.
+
+    Attributes:
+        folder: a folder or file in it that can; empty if none is known.
+    """
+
+    kind = "not-gathered"
+
+    def __init__(self, path: str, reason: str, folder: str = "") -> None:
+        super().__init__(f"its files cannot be written as one file: {reason}", path=path)
+        self.folder = folder

@@ -6,6 +6,7 @@ here, because ``typing.NamedTuple`` compiles each one that is text, which takes 
 are dataclasses, so that they can gain fields; so are classes with subclasses or with a mutable default.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, NamedTuple, TypeAlias
@@ -412,3 +413,9 @@ class Finding(NamedTuple):
     message: str
     where: tuple[str, ...] = ()
     fix: str = ""
+
+
+def fails_run(findings: Iterable[Finding], *, strict: bool) -> bool:
+    """Whether findings fail a run: errors do, and with ``--strict`` warnings too."""
+    grave = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
+    return any(finding.severity in grave for finding in findings)

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
 #: Whether options are spelled as the arguments of a function.
 _IN_PYTHON: Final = ContextVar("in_python", default=False)
@@ -25,10 +25,11 @@ def amount(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def some(words: Sequence[str], most: int = 1) -> str:
+def some(words: Iterable[str], most: int = 1) -> str:
     """Join the first words, and count the others: ``a, b and 3 more``."""
-    more = f" and {len(words) - most:,} more" if len(words) > most else ""
-    return ", ".join(words[:most]) + more
+    named = [*words]
+    more = f" and {len(named) - most:,} more" if len(named) > most else ""
+    return ", ".join(named[:most]) + more
 
 
 def size(nbytes: float) -> str:

@@ -12,16 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.api import document
-from ckptmove.api.functions import InspectRequest
-from ckptmove.api.results import Inspection
+from ckptmove.api.inspection import Inspection, InspectRequest
 from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.checkpoint.parts import FilePart, read_file
 from ckptmove.checkpoint.summary import summarize
 from ckptmove.cli.render import conversion, github, inspection
-from ckptmove.cli.render.answers import Detail, InspectAnswer
-from ckptmove.cli.render.page import Page
-from ckptmove.cli.render.text import sentence
+from ckptmove.cli.render.renderer import Detail, InspectAnswer
+from ckptmove.cli.render.text import Page, sentence
 from ckptmove.comparison.compare import TensorComparison
 from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.comparison.differences import Criteria

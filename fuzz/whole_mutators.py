@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ckptmove.errors import CkptMoveError
 from ckptmove.formats.dcp.checkpoint import DistributedCheckpoint
-from ckptmove.formats.tar_header import BLOCK
+from ckptmove.formats.head import BLOCK
 from ckptmove.formats.tar_index import padded, read_members, resized_header
 from ckptmove.io.part import MemorySource
 from ckptmove.limits import Limits

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.convert import convert
 from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import ArchiveOfFiles, CkptMoveError
 from ckptmove.formats.opening import recognise
 from ckptmove.io.part import MemorySource
+from ckptmove.opening.checkpoint import open_checkpoint
 from fuzz.harness import (
     LIMITS,
     REQUESTS,

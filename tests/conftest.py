@@ -36,6 +36,9 @@ CHEAP = [
     "formats",
     "contract",
     "checkpoint",
+    "assembled",
+    "lazy",
+    "opening",
     "conversion",
     "comparison",
     "findings",
@@ -89,18 +92,18 @@ def built_commands():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Mark the tests of `UNMEASURED` folders; with `--quick`, choose the tests of the quick set."""
+    """Choose the quick set; without `--quick`, leave all other tests unmeasured."""
+    first = {}
     for item in items:
-        if is_in(UNMEASURED, item):
-            item.add_marker(pytest.mark.unmeasured)
+        if not item.get_closest_marker("slow"):
+            first.setdefault(item.nodeid if is_in(CHEAP, item) else item.nodeid.partition("[")[0], item)
+    chosen = set(first.values())
     if config.getoption("--quick"):
-        first = {}
-        for item in items:
-            if not item.get_closest_marker("slow"):
-                first.setdefault(item.nodeid if is_in(CHEAP, item) else item.nodeid.partition("[")[0], item)
-        chosen = [*first.values()]
-        config.hook.pytest_deselected(items=[*set(items).difference(chosen)])
-        items[:] = chosen
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = first.values()
+    for item in items:
+        if is_in(UNMEASURED, item) or not (item in chosen or item.get_closest_marker("measured")):
+            item.add_marker(pytest.mark.unmeasured)
 
 
 def is_in(folders, item):

@@ -9,7 +9,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol, TypeAlias, TypeVar
 
 from ckptmove.errors import UsageError
-from ckptmove.io.file_object import OpenFile, location_of
+from ckptmove.io.file_object import location_of
+from ckptmove.io.locations import OpenFile
 from ckptmove.io.remote.address import as_location
 from ckptmove.torch_facts.devices import parse_mapping, parse_target
 

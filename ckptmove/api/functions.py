@@ -6,7 +6,7 @@ A path is a ``str`` or a ``Path``, a device a ``str`` or a ``torch.device``, as 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from ckptmove.api.arguments import (
     device_text,
@@ -21,13 +21,9 @@ from ckptmove.api.arguments import (
     words,
     written_path,
 )
-from ckptmove.api.figures import Expectation
 from ckptmove.api.hinting import hinted
-from ckptmove.api.results import ConvertResult, DiffResult, Inspection, VerifyResult
-from ckptmove.checkpoint.opening import open_checkpoint
-from ckptmove.checkpoint.summary import summarize
+from ckptmove.api.results import ConvertResult, DiffResult, VerifyResult
 from ckptmove.errors import Refused, UsageError
-from ckptmove.io.cores import cores
 from ckptmove.io.locations import default_output, inside, without_suffix
 from ckptmove.io.outputs import do_nothing
 from ckptmove.io.remote.address import Address
@@ -37,7 +33,7 @@ from ckptmove.moves import checked_globs
 from ckptmove.pickles.collector import collector_paused
 from ckptmove.proof.tensors.measuring import measure_with_torch
 from ckptmove.text import Argument, Phrase, spelled_for_python
-from ckptmove.torch_facts.devices import NO_DEVICE, parse_target
+from ckptmove.torch_facts.devices import parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,33 +41,15 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ckptmove.api.arguments import Device, FilePath, MapLocation
+    from ckptmove.api.inspection import Inspection
     from ckptmove.case import Case
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.conversion.results import Converted, UndoResult
-    from ckptmove.findings.fit import Fit
     from ckptmove.io.contracts import Progress
-    from ckptmove.io.walk import WalkedFile
-    from ckptmove.moves import MovePlan, RemapOptions
+    from ckptmove.moves import RemapOptions
 
 #: The option, as a subject of messages.
 _IN_PLACE: Final = Argument("in_place")
-
-
-class InspectRequest(NamedTuple):
-    """The options of :func:`inspect`, with devices and paths as text; its arguments are described there."""
-
-    path: str
-    target: str | None = None
-    expect: str | None = None
-    device_count: int | None = None
-    fit: str | None = None
-    check: bool = False
-    outline: bool = False
-    keep_going: bool = False
-    jobs: int | None = None
-    limits: Limits = Limits()
-    #: the files of a directory that belong to the checkpoint, as a search has found them; None for all.
-    members: Sequence[WalkedFile] | None = None
 
 
 @hinted()
@@ -114,6 +92,8 @@ def inspect(
         UnknownDevice: if torch does not know the target device.
         UsageError: if ``fit`` has another form, or the parameters are not whole.
     """
+    from ckptmove.api.inspection import InspectRequest, inspect_checkpoint
+
     request = InspectRequest(
         path=location(path),
         target=device_text(target),
@@ -127,62 +107,6 @@ def inspect(
         limits=limits or Limits(),
     )
     return inspect_checkpoint(request, progress)
-
-
-@collector_paused()
-def inspect_checkpoint(request: InspectRequest, progress: Progress | None = None) -> Inspection:
-    """Run a request of :func:`inspect`."""
-    from ckptmove.checkpoint.pairing import pair_all
-    from ckptmove.findings.context import Context
-    from ckptmove.findings.registry import find_all
-    from ckptmove.findings.remedies import Source
-
-    target = request.target if request.target is not None else request.expect
-    context = Context(parse_target(target) if target is not None else None, request.device_count)
-    with open_checkpoint(
-        request.path,
-        request.limits,
-        # A plan needs the sites of the storages.
-        tree="edit" if request.outline or request.expect is not None else "inventory",
-        keep_going=request.keep_going and request.fit is None,  # it would leave out a part of the training
-        check=request.check,
-        jobs=request.jobs or cores(),
-        outline=request.outline,
-        progress=progress,
-        members=request.members,
-    ) as checkpoint:
-        unchecked = checkpoint.without_checksums if request.check else ()
-        summary = summarize(checkpoint)
-        inventory = checkpoint.inventory
-        pairings = pair_all(inventory)
-        source = Source(request.path, checkpoint, request.limits)
-        findings = find_all(inventory, context._replace(pairings=pairings, source=source))
-    plan: MovePlan | None = None
-    expectation: Expectation | None = None
-    if request.expect is not None:
-        from ckptmove.conversion.plan import plan_for
-
-        plan = plan_for(inventory, request.expect)
-        unplaced = sum(tensor.device == NO_DEVICE for tensor in inventory.tensors)
-        expectation = Expectation(request.expect, plan.edits, unplaced)
-    fit: Fit | None = None
-    if request.fit is not None:
-        from ckptmove.findings.fit import find_fit, parse_fit
-
-        fit = find_fit(inventory, pairings, parse_fit(request.fit))
-    return Inspection(
-        inventory=inventory,
-        findings=findings,
-        outline=checkpoint.outline,
-        plan=plan,
-        unchecked=unchecked,
-        unreadable=checkpoint.unreadable,
-        expectation=expectation,
-        fit=fit,
-        summary=summary,
-        pairings=pairings,
-        traffic=checkpoint.traffic,
-    )
 
 
 @named_remap

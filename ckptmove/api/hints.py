@@ -17,7 +17,7 @@ from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.conversion.results import TwoReadings
 from ckptmove.findings.fit import FitUnreadable, NotWhole
 from ckptmove.formats.contract import ReadOnlyFormat
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.io import changes, journal
 from ckptmove.io.locations import read_link, similar_path
 from ckptmove.io.remote import errors as remote_errors
@@ -326,7 +326,7 @@ def _filled(hint: str, path: str, folder: str) -> str:
 
 @_hint.register(errors.UnsupportedContainer)
 def _(error: errors.UnsupportedContainer) -> str:
-    return container_class(error.container).unsupported_hint
+    return facts_of(error.container).unsupported_hint
 
 
 @_hint.register(errors.DamagedArchive)
@@ -368,7 +368,7 @@ def _(error: errors.OutputIsFolder) -> str:
 
 @_hint.register(errors.NothingToUndo)
 def _(error: errors.NothingToUndo) -> str:
-    if error.container is not None and not container_class(error.container).has_devices:
+    if error.container is not None and not facts_of(error.container).has_devices:
         return "it stores no device, so no conversion has changed it"
     if error.container in _MADE_ANEW:
         shown = f"ckptmove inspect {quoted(error.path or '')}"
@@ -492,11 +492,11 @@ def _(error: errors.WriteFailed) -> str:
 
 @_hint.register(remap_errors.NotRemappable)
 def _(error: remap_errors.NotRemappable) -> str:
-    return "change its module, and save it again" if container_class(error.container).has_code else ""
+    return "change its module, and save it again" if facts_of(error.container).has_code else ""
 
 
-@_hint.register(remap_errors.NotGathered)
-def _(error: remap_errors.NotGathered) -> str:
+@_hint.register(errors.NotGathered)
+def _(error: errors.NotGathered) -> str:
     if error.folder:
         one = posixpath.join(error.path or "", error.folder)
         return f"give the path of one of them: {quoted(one)}"

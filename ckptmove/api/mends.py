@@ -8,14 +8,14 @@ from functools import singledispatch
 from typing import TYPE_CHECKING, Final
 
 from ckptmove import errors
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.conversion.convert import convert
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.conversion.remap.options import with_options
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.io.locations import exists, without_suffix
 from ckptmove.io.outputs import do_nothing
 from ckptmove.io.remote.address import Address
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.text import Argument, Phrase
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _(error: remap_errors.NotCastable | remap_errors.SavedWhole, _request: Conve
 
 @_mends.register(remap_errors.NotRemappable)
 def _(error: remap_errors.NotRemappable, request: ConvertRequest) -> Iterator[Phrase]:
-    if not container_class(error.container).has_code:
+    if not facts_of(error.container).has_code:
         yield Phrase("write one file instead: ", Argument("output", _torch_file(request)))
 
 

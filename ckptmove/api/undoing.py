@@ -42,8 +42,7 @@ from ckptmove.findings.registry import find_all
 from ckptmove.formats.contract import ReadOnlyFormat
 from ckptmove.formats.opening import container_of
 from ckptmove.io.changes import RestoresMore
-from ckptmove.io.journal import journal_path
-from ckptmove.io.locations import is_folder
+from ckptmove.io.locations import is_folder, journal_path
 from ckptmove.io.part import ChangedSource, PartSource
 from ckptmove.io.patch import apply_patch, read_journal, roll_back
 from ckptmove.io.segments import blocks_of, without_checks

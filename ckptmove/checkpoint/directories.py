@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.file_names import MODEL_PARALLEL_FILE, UNIVERSAL_FILE, ZERO_FILE
 from ckptmove.checkpoint.trainers import file_role
-from ckptmove.formats.local_shards import SHARDED_TENSOR
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.model import OLDEST_TORCH, ArchiveForm, Inventory
 from ckptmove.text import amount
+from ckptmove.torch_facts.weights_only import SHARDED_TENSOR
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -127,7 +127,7 @@ class DirectoryInventory(Inventory):
 
         Ranks that hold equal tensors each save some of them (``torch/distributed/checkpoint/_dedup_save_plans.py``).
         """
-        if any(container_class(file.container).is_table and "model" in file.roles for file in self.files):
+        if any(facts_of(file.container).is_table and "model" in file.roles for file in self.files):
             return "safetensors has sorted the model's tensors"
         ranks: dict[str, set[str]] = {}
         for file in self.files:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.parts import FilePart
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.io.contracts import Versioned
 from ckptmove.io.locations import shared_mode
 
@@ -71,7 +71,7 @@ class OpenCheckpoint:
         return tuple(
             part.name or part.path
             for part in self.parts
-            if not (container_class(part.inventory.container).is_distributed or part.has_checksums)
+            if not (facts_of(part.inventory.container).is_distributed or part.has_checksums)
         )
 
     @property
@@ -139,7 +139,7 @@ def no_devices(inventory: Inventory) -> str:
 
     A file of ``torch.save`` without tensors counts as one that does: its conversion is a copy.
     """
-    kind = container_class(inventory.container)
+    kind = facts_of(inventory.container)
     is_empty = not (inventory.tensors or inventory.storages)
     return kind.why_no_devices or (kind.no_devices_when_empty if is_empty else "")
 

@@ -18,7 +18,6 @@ from math import prod
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
-from ckptmove.checkpoint.inventory.megatron import copies, is_in_buckets
 from ckptmove.checkpoint.inventory.partitions import is_partitioned, partitions
 from ckptmove.checkpoint.state_dicts import EMA, FreePlaces, Scope, is_never_trained, model_scopes, without_wrappers
 from ckptmove.torch_facts.optimizers import TABLE
@@ -95,15 +94,18 @@ def pair_all(inventory: Inventory, source: Inventory | None = None) -> tuple[Pai
     named = {one.name: one for one in inventory.tensors if one.role == "optimizer"}
     if is_megatron:
         pairs = zip(inventory.optimizers, found, strict=True)
-        return tuple(_with_copies(optimizer, pairing, copies(optimizer, named)) for optimizer, pairing in pairs)
+        return tuple(_with_copies(optimizer, pairing, named) for optimizer, pairing in pairs)
     return tuple(
         _result(optimizer, own, "flat") if is_partitioned(optimizer) and (own := partitions(optimizer, named)) else one
         for optimizer, one in zip(inventory.optimizers, found, strict=True)
     )
 
 
-def _with_copies(optimizer: OptimizerRecord, pairing: Pairing, found: Mapping[str, TensorRecord]) -> Pairing:
+def _with_copies(optimizer: OptimizerRecord, pairing: Pairing, named: Mapping[str, TensorRecord]) -> Pairing:
     """Replace parameters by the copies that an optimizer of Megatron steps."""
+    from ckptmove.checkpoint.inventory.megatron import copies, is_in_buckets
+
+    found = copies(optimizer, named)
     if is_in_buckets(optimizer):
         return _result(optimizer, [*found.values()], "flat")
     return pairing._replace(matches=tuple((key, found.get(key, record)) for key, record in pairing.matches))

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from math import prod
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, cast
 
 from ckptmove.checkpoint.naming import naming
@@ -25,6 +26,7 @@ from ckptmove.errors import (
     UnreadableInput,
     UnsupportedContainer,
 )
+from ckptmove.formats.facts import facts_of
 from ckptmove.formats.opening import container_of
 from ckptmove.io.part import CountedSource
 from ckptmove.pickles.collector import collector_paused
@@ -33,14 +35,16 @@ from ckptmove.torch_facts.dtypes import ITEM_BYTES
 from ckptmove.torch_facts.verdicts import classify
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.checkpoint.directories import FileRecord
     from ckptmove.checkpoint.inventory.budget import Budget
     from ckptmove.checkpoint.inventory.outline import OutlineLine
-    from ckptmove.checkpoint.layouts.open_files import OpenFiles
+    from ckptmove.checkpoint.open_files import OpenFiles
     from ckptmove.formats.bare_pickle import BarePickle
+    from ckptmove.formats.chunks import Chunk
     from ckptmove.formats.contract import Container
+    from ckptmove.formats.dcp.metadata import DistributedMetadata
     from ckptmove.io.contracts import ByteSource, Progress
     from ckptmove.io.source import DiskPlace
     from ckptmove.lazy.stored import StoredBytes
@@ -79,6 +83,8 @@ class OpenPart(ABC):
         placeholder: prefix of strings in the tree that represent one of the extras; empty without extras.
         pickle_bytes: size of the pickle that its sites refer to.
         missing: paths of missing files that had shards of its tensors.
+        members: its files that ranks have saved, each a checkpoint of its own, by path.
+        metadata: its `.metadata`, if `torch.distributed.checkpoint.load` can load it; else None.
     """
 
     name: str
@@ -93,6 +99,8 @@ class OpenPart(ABC):
     placeholder: str = ""
     pickle_bytes: int
     missing: tuple[str, ...] = ()
+    members: Mapping[str, FilePart] = MappingProxyType({})
+    metadata: DistributedMetadata | None = None
     _limits: Limits
 
     @property
@@ -103,6 +111,16 @@ class OpenPart(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free its tree."""
+
+    @property
+    def differing(self) -> Sequence[str]:
+        """Names of tensors that each of its files has, and that are not the same in all: those of the first count."""
+        return ()
+
+    def chunks(self, key: str) -> Sequence[Chunk]:
+        """The parts of a tensor that are stored apart; none if its storage is in one file."""
+        del key
+        return ()
 
     @abstractmethod
     def span(self, key: str) -> Span | None:
@@ -234,7 +252,21 @@ def read_file(source: ByteSource, limits: Limits, *, tree: TreeUse = "edit") -> 
     Only a tree to edit has the sites of the storages, and no plain tensors; others take less time and memory.
     """
     with naming_dangers(source, limits):
-        return _read(source, limits, tree)
+        try:
+            container = container_of(source, limits)
+        except DamagedArchive as error:
+            if source.path.endswith(".distcp"):  # between its archives, objects may have written their own bytes
+                raise DistributedFile(source.path) from error
+            raise
+        if container.name == "torch-zip" and source.path.endswith(".distcp"):
+            raise DistributedFile(source.path)  # a file of one piece looks like any other torch.save
+        with collector_paused():
+            # Without devices, a load edits the tree.
+            if tree == "inventory" or (tree != "edit" and facts_of(container.name).has_devices):
+                # Damage is reported as by the reading of every operation.
+                with suppress(DamagedPickle, NeedsEveryOperation):
+                    return _content(container, container.read_compact(), limits, tree)
+            return _content(container, container.read(), limits, "edit")
 
 
 #: Errors of a file whose bytes another reader may accept.
@@ -268,31 +300,13 @@ def dangerous_names(source: ByteSource, limits: Limits) -> tuple[str, ...]:
     return (*salvage.machine.runs,)
 
 
-def _read(source: ByteSource, limits: Limits, tree: TreeUse) -> FileContent:
-    path = source.path
-    try:
-        container = container_of(source, limits)
-    except DamagedArchive as error:
-        if path.endswith(".distcp"):  # between its archives, objects may have written their own bytes
-            raise DistributedFile(path) from error
-        raise
-    if container.name == "torch-zip" and path.endswith(".distcp"):
-        raise DistributedFile(path)  # a file of one piece looks like any other torch.save
-    with collector_paused():
-        if tree == "inventory" or (tree != "edit" and container.has_devices):  # without devices, a load edits the tree
-            # Damage is reported as by the reading of every operation.
-            with suppress(DamagedPickle, NeedsEveryOperation):
-                return _content(container, container.read_compact(), limits, tree)
-        return _content(container, container.read(), limits, "edit")
-
-
 def _content(container: Container, machine: Machine, limits: Limits, tree: TreeUse) -> FileContent:
     is_kept = (
         tree != "inventory"
         or bool(machine.foreign or machine.filled)
         or not all(classify(name).weights_only for name in machine.globals)
     )
-    if tree == "objects" and container.has_devices:
+    if tree == "objects" and facts_of(container.name).has_devices:
         from ckptmove.checkpoint.inventory.storages import storage_inventory
 
         inventory = storage_inventory(container, machine)

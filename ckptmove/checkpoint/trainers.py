@@ -150,10 +150,10 @@ _SPOILED: Final = frozenset({
     "an empty file", "bytes that cannot be inflated", "nothing but zero bytes", "a git-lfs pointer", "an HTML page",
     "bytes of no known format",
 })  # fmt: skip
+# Compiled on first use, for a file that cannot be read.
 #: Names of files that these libraries load by themselves, whatever the files hold: transformers, peft, diffusers,
 #: accelerate (utils/constants.py of each), DeepSpeed, Megatron, and stable-baselines3 (common/save_util.py).
-_LOADED: Final = re.compile(
-    r"""
+_LOADED: Final = r"""(?x)
     .*\.(?:safetensors|distcp)
     | training_args\.bin | (?:optimizer|scheduler|scaler|sampler|dl_state_dict)(?:_\d+)?\.(?:pt|bin)
     | rng_state(?:_\d+)?\.pth | random_states_\d+\.pkl | custom_checkpoint_\d+\.pkl
@@ -162,9 +162,7 @@ _LOADED: Final = re.compile(
     | (?:\w+_)?(?:zero_pp_rank_\d+_)?mp_rank_\d+\w*\.pt | (?:layer|expert)_.*model_states\.pt
     | (?:model_optim_rng|model_rng|distrib_optim|common)\.pt
     | consolidated(?:\.\d+)?\.pth | policy(?:\.optimizer)?\.pth | pytorch_variables\.pth
-    """,
-    re.VERBOSE,
-)
+    """
 #: SpeechBrain writes these as text: core.py, utils/epoch_loop.py, dataio/dataloader.py, dataio/encoder.py. Copies
 #: may have a prefix.
 _TEXTS: Final = re.compile(r"(?:.*_)?(?:brain|counter|label_encoder|dataloader-[\w-]+)\.ckpt")
@@ -243,7 +241,7 @@ def file_role(name: str) -> Role | None:
 
 def is_spoiled(name: str, found: str) -> bool:
     """Whether a file without a checkpoint should have held one; ``found`` is its content, as in ``NotACheckpoint``."""
-    if _LOADED.fullmatch(name) is not None:
+    if re.fullmatch(_LOADED, name) is not None:
         return True
     if name.endswith(".ckpt"):
         return found != "a text file" or _TEXTS.fullmatch(name) is None

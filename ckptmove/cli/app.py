@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,13 +13,12 @@ import typer
 from ckptmove.cli import completion, options
 from ckptmove.cli.config import load_config
 from ckptmove.cli.configured import ConfiguredCommand, TypedCommand, settings_of
-from ckptmove.cli.examples import epilog
-from ckptmove.cli.groups import Group
-from ckptmove.cli.guard import PROGRAM, GuardedGroup
+from ckptmove.cli.guard import GuardedGroup
+from ckptmove.cli.options import Group
+from ckptmove.cli.outcome import PROGRAM
 from ckptmove.cli.paths import as_operand, download_paths, single_path
-from ckptmove.cli.ranks import own_rank
 from ckptmove.cli.render.renderer import Renderer
-from ckptmove.cli.render.report_files import reporting
+from ckptmove.cli.render.reports import reporting
 from ckptmove.cli.selection import selection
 from ckptmove.cli.signals import signals_raised
 from ckptmove.cli.streams import write_answer
@@ -27,6 +27,8 @@ from ckptmove.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from typer.models import CommandInfo
 
     from ckptmove.cli.config import Config
 
@@ -39,7 +41,7 @@ app = typer.Typer(
 )
 
 
-@app.callback(invoke_without_command=True, epilog=epilog())
+@app.callback(invoke_without_command=True)
 def start(context: typer.Context, _version: options.Version = False, _help: options.Help = False) -> None:
     """Inspect, convert and verify PyTorch checkpoints that move to another device.
 
@@ -50,7 +52,7 @@ def start(context: typer.Context, _version: options.Version = False, _help: opti
         raise typer.Exit(2)
 
 
-@app.command(cls=TypedCommand, epilog=epilog("inspect"))
+@app.command(cls=TypedCommand)
 @options.TakesRecords
 def inspect(
     paths: options.Paths = None,
@@ -92,11 +94,10 @@ def inspect(
 
     Needs no torch and no GPU, and never executes the file. Exits 1 if a finding is an error, which breaks a resume.
     """
-    from ckptmove.api.functions import InspectRequest
+    from ckptmove.api.inspection import InspectRequest
     from ckptmove.cli.inspect_command import run_inspect
-    from ckptmove.cli.render.answers import Detail
-    from ckptmove.cli.search import find_targets
-    from ckptmove.cli.seen import Seen
+    from ckptmove.cli.paths import find_targets
+    from ckptmove.cli.render.renderer import Detail
 
     config = load_config(Path(), lambda: settings_of(verify))
     is_strict = strict or config.strict
@@ -110,6 +111,11 @@ def inspect(
 
         parse_fit(fit)  # its error is not one of each checkpoint
     found = find_targets(paths or (), config)
+    seen = None
+    if skip_seen is not None:
+        from ckptmove.cli.seen import Seen
+
+        seen = Seen(skip_seen)
     request = InspectRequest(
         path="",
         target=config.to if expect is None else None,
@@ -132,14 +138,12 @@ def inspect(
             match=match,
             detail=detail,
             jobs=jobs,
-            seen=None if skip_seen is None else Seen(skip_seen),
+            seen=seen,
         )
     raise typer.Exit(code)
 
 
-@app.command(
-    cls=TypedCommand, epilog=epilog("convert"), short_help="Rewrite a checkpoint for another device, format or dtype."
-)
+@app.command(cls=TypedCommand, short_help="Rewrite a checkpoint for another device, format or dtype.")
 @options.TakesRecords
 def convert(
     context: typer.Context,
@@ -211,7 +215,7 @@ def convert(
     from ckptmove.api.arguments import move_request
     from ckptmove.api.functions import with_default_output
     from ckptmove.cli import convert_command
-    from ckptmove.cli.search import search
+    from ckptmove.cli.paths import search
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.conversion.remap.options import remap_options
     from ckptmove.conversion.shards import parse_size
@@ -269,9 +273,7 @@ def convert(
     raise typer.Exit(code)
 
 
-@app.command(
-    cls=ConfiguredCommand, epilog=epilog("verify"), short_help="Prove that a checkpoint resumes, by one optimizer step."
-)
+@app.command(cls=ConfiguredCommand, short_help="Prove that a checkpoint resumes, by one optimizer step.")
 @options.TakesRecords
 def verify(
     context: typer.Context,
@@ -358,7 +360,8 @@ def verify(
     Needs torch. A device that this machine lacks is simulated on the CPU, and the verdict says so. Exits 1 if a check
     fails.
     """
-    from ckptmove.cli.search import search
+    from ckptmove.cli.paths import search
+    from ckptmove.cli.ranks import own_rank
     from ckptmove.cli.verify_command import run_verify
     from ckptmove.conversion.remap.options import remap_options
     from ckptmove.moves import checked_globs
@@ -411,7 +414,7 @@ def verify(
     raise typer.Exit(code)
 
 
-@app.command(cls=TypedCommand, epilog=epilog("diff"))
+@app.command(cls=TypedCommand)
 @options.TakesRecords
 def diff(
     first: Annotated[
@@ -438,7 +441,7 @@ def diff(
     raise typer.Exit(code)
 
 
-@app.command(cls=TypedCommand, epilog=epilog("rules"))
+@app.command(cls=TypedCommand)
 @options.TakesRecords
 def rules(
     code: Annotated[
@@ -468,11 +471,25 @@ def main(*, ends: bool = False) -> None:
 
 @contextmanager
 def _only_typed_command(words: list[str]) -> Iterator[None]:
-    """Register only the command that is typed: building all commands takes a fifteenth of an ``inspect``."""
+    """Register only the command that is typed; for the help of the program, all of them without their options.
+
+    Building all commands takes a third of ``--help``, and a fifteenth of an ``inspect``.
+    """
     commands = app.registered_commands
     named = [one for one in commands if one.callback is not None and one.callback.__name__ in words]
-    app.registered_commands = named or commands
+    app.registered_commands = [*map(_listed, commands)] if words in (["--help"], ["-h"]) else named or commands
     try:
         yield
     finally:
         app.registered_commands = commands
+
+
+def _listed(command: CommandInfo) -> CommandInfo:
+    """A command of the same name and help, without its options."""
+
+    def listed() -> None: ...
+
+    listed.__name__, listed.__doc__ = getattr(command.callback, "__name__", ""), command.callback.__doc__
+    shown = copy(command)
+    shown.callback = listed
+    return shown

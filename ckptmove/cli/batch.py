@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from ckptmove.api.failures import failure_of
 from ckptmove.cli.outcome import YES, interruption
-from ckptmove.cli.render.answers import Summary
+from ckptmove.cli.render.renderer import Summary
 from ckptmove.cli.signals import Terminated
 from ckptmove.errors import CkptMoveError, OutOfMemory, StdoutFailed, UsageError
 from ckptmove.io.remote.address import redacted
@@ -50,6 +49,7 @@ def for_each(
     path = ""
     while is_complete:
         failed: list[Failure] = []
+        errors: Sequence[CkptMoveError] = ()
         code, has_answer = YES, False
         try:
             request = next(left, None)
@@ -57,17 +57,17 @@ def for_each(
                 break
             path = request.path
             code, errors = work(request)
-            failed, has_answer = [failure_of(error) for error in errors], True
+            has_answer = True
         except CkptMoveError as error:
             if isinstance(error, StdoutFailed) or (isinstance(error, UsageError) and not error.is_of_checkpoint):
                 raise
-            failed = [failure_of(one) for one in (error, *error.others)]
+            errors = (error, *error.others)
         except MemoryError:  # the exception's traceback holds the memory: messages are built after it is released
             pass
         except (KeyboardInterrupt, Terminated) as error:
             failed, is_complete = [interruption(error)], False
-        if not has_answer:
-            failed = failed or [failure_of(OutOfMemory(path))]
+        if not failed and (errors or not has_answer):
+            failed = _failures(errors or [OutOfMemory(path)])
         code = max([code, *(failure.exit_code for failure in failed)])
         highest, good = max(highest, code), good + (code == YES)
         failures += failed
@@ -83,3 +83,9 @@ def for_each(
         good=good,
         is_complete=is_complete,
     )
+
+
+def _failures(errors: Iterable[CkptMoveError]) -> list[Failure]:
+    from ckptmove.api.failures import failure_of
+
+    return [failure_of(error) for error in errors]

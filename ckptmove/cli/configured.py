@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from ckptmove.cli.config import from_source, load_config
-from ckptmove.cli.groups import Group
+from ckptmove.cli.options import Group
 from ckptmove.errors import UsageError
 
 if TYPE_CHECKING:
@@ -73,12 +73,19 @@ class TypedCommand(TyperCommand):
             with formatter.section(heading):
                 formatter.write_dl(records)
 
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples."""
+        from ckptmove.cli.examples import epilog
+
+        self.epilog = epilog(self.name or "")
+        super().format_epilog(ctx, formatter)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words after the command."""
         if not ctx.resilient_parsing:
-            for fault in _faults(
-                [*takewhile("--".__ne__, args)], [one for one in self.params if isinstance(one, TyperOption)]
-            ):
+            own = _with_bare_prefix([*takewhile("--".__ne__, args)])
+            args = own + args[len(own) :]
+            for fault in _faults(own, [one for one in self.params if isinstance(one, TyperOption)]):
                 ctx.fail(fault)
         return super().parse_args(ctx, args)
 
@@ -120,6 +127,22 @@ def _processed(ctx: Any, parameter: Any, value: Any) -> Any:
         for word in processed:
             open_document(word)
     return processed
+
+
+def _with_bare_prefix(words: list[str]) -> list[str]:
+    """Words in which a bare ``--strip-prefix`` has an empty value, which means the prefixes of known wrappers.
+
+    The next word is its value if it is a prefix and not a path: it ends with a dot, or is the name of a wrapper.
+    """
+    if "--strip-prefix" not in words:
+        return words
+    from ckptmove.checkpoint.state_dicts import WRAPPERS
+
+    found: list[str] = []
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        is_prefix = f"{following}." in WRAPPERS or (following.endswith(".") and set(following) != {"."})
+        found.append("--strip-prefix=" if word == "--strip-prefix" and not is_prefix else word)
+    return found
 
 
 def _faults(words: Sequence[str], options: Sequence[Any]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from ckptmove.cli.batch import for_each
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.paths import as_operand
 from ckptmove.cli.progress import ProgressBar
-from ckptmove.cli.render.answers import ConvertAnswer, Summary
+from ckptmove.cli.render.renderer import ConvertAnswer, Summary
 from ckptmove.cli.signals import settle
 from ckptmove.errors import CkptMoveError, NotAPath, OutputIsStdout, StdoutFailed, UsageError
 from ckptmove.io.locations import exists, inside, make_folder, remove_empty_folder, without_suffix

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ckptmove.api import functions as api
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
-from ckptmove.cli.render.answers import Summary
+from ckptmove.cli.render.renderer import Summary
 
 if TYPE_CHECKING:
     from ckptmove.cli.render.renderer import Renderer

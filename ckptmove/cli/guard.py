@@ -1,65 +1,29 @@
-"""Turn every exception into one error line, one hint and an exit code. A bug also prints its traceback."""
+"""The group of commands: however a command ends, the program exits with an exit code of ours."""
 
 from __future__ import annotations
 
-import re
-import shlex
 import sys
-import traceback
 import warnings
-from itertools import chain, takewhile
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
 
-from ckptmove.api.failures import BUG, USAGE, Failure, failure_of
-from ckptmove.checkpoint.state_dicts import WRAPPERS
-from ckptmove.cli.config import MOVED, WRITERS, set_format, set_reports
-from ckptmove.cli.configured import runs_script
-from ckptmove.cli.meant import with_command
-from ckptmove.cli.outcome import interruption, retyped, without
-from ckptmove.cli.ranks import own_rank
-from ckptmove.cli.render.answers import Summary
-from ckptmove.cli.render.formats import open_default_report, open_error_report
-from ckptmove.cli.render.report_files import replace_earlier
-from ckptmove.cli.render.text import clean, sentence
+from ckptmove.cli.outcome import PROGRAM
 from ckptmove.cli.signals import Terminated, settle
 from ckptmove.cli.streams import open_closed_streams, say
-from ckptmove.errors import (
-    CkptMoveError,
-    NotAPath,
-    OutOfMemory,
-    StdoutFailed,
-    UnknownDevice,
-)
 from ckptmove.io.outputs import LeftoversRemoved
-from ckptmove.io.remote.address import is_url, redacted
 from ckptmove.pickles.collector import collector_paused
-from ckptmove.proof.downloading import CopyExists, NotDownloaded
-from ckptmove.text import Argument, command_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ckptmove.text import Phrase
-
-PROGRAM: Final = "ckptmove"
-_COMMANDS: Final = ("inspect", "convert", "verify", "diff", "rules")
-#: Typer's words for a text that is no number.
-_NOT_A_NUMBER: Final = re.compile(r"is not a valid int(?:eger)?(?: range)?(?=\.)")
-#: Names of options in other programs.
-_MEANT: Final = {
-    **dict.fromkeys(("--device", "--dst", "--dest", "--target", "--map-location"), "--to"),
-    "--overwrite": "--force",
-}
-#: Base class of Typer's usage errors. Typer exports only this subclass, and its base has moved between modules.
-_TyperUsageError: Final[type[Any]] = typer.BadParameter.__mro__[1]
+    from collections.abc import Sequence
 
 
 class GuardedGroup(TyperGroup):
-    """The group of commands; exits with the exit code of the command, however it is called."""
+    """The group of commands; exits with the exit code of the command, however it is called.
+
+    What reports an error is imported only for an error.
+    """
 
     def main(
         self,
@@ -72,21 +36,38 @@ class GuardedGroup(TyperGroup):
     ) -> Any:
         """Run a command line, and exit with its exit code."""
         del prog_name, standalone_mode  # always our name, and always standalone
-        words = with_bare_prefix(sys.argv[1:] if args is None else args)
-        run = super().main
+        words = sys.argv[1:] if args is None else [*args]
         code: int | None = None
         try:
             open_closed_streams()
             with collector_paused(), warnings.catch_warnings():  # a command ends before reference cycles matter
                 warnings.simplefilter("always", LeftoversRemoved)
                 warnings.showwarning = _show
-                code = _guarded(lambda: run(words, PROGRAM, complete_var, False, windows_expand_args, **extra), words)
-                code = _agreed(code, words)
+                answer: Any = 0
+                ended: BaseException | None = None
+                try:
+                    answer = super().main(words, PROGRAM, complete_var, False, windows_expand_args, **extra)
+                except MemoryError as error:
+                    ended = error.with_traceback(None)  # its frames hold the memory
+                except (Exception, KeyboardInterrupt, Terminated) as error:  # noqa: BLE001  # bugs have an exit code too
+                    ended = error
+                code = _report(ended, words) if ended is not None else answer if isinstance(answer, int) else 0
+                if "verify" in words:  # torchrun may have started it
+                    from ckptmove.cli.ended import agreed
+
+                    code = agreed(code, words)
                 settle()
         except (KeyboardInterrupt, Terminated) as error:  # after the answer: it stays valid
             settle()
-            code = _report(interruption(error), words) if code is None else code
+            code = _report(error, words) if code is None else code
         sys.exit(code)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples."""
+        from ckptmove.cli.examples import epilog
+
+        self.epilog = epilog()
+        super().format_epilog(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Ctrl-C becomes an exception, because Typer's exit code for it could be an answer."""
@@ -96,181 +77,14 @@ class GuardedGroup(TyperGroup):
             raise typer.Abort from error
 
 
-def _agreed(code: int, words: Sequence[str]) -> int:
-    """The exit code of all ranks, if torchrun started ``verify``; else the code itself."""
-    rank = own_rank() if _command(words) == "verify" else None
-    agreed = code if rank is None else rank.finish(code)
-    if rank is not None and agreed is None and rank.failure is not None:
-        agreed = _write(Failure(**rank.failure), words)  # rank 0 does not write it
-    return code if agreed is None else agreed
+def _report(error: BaseException, words: Sequence[str]) -> int:
+    from ckptmove.cli.ended import report
 
-
-def with_bare_prefix(words: Sequence[str]) -> list[str]:
-    """A command line whose bare ``--strip-prefix`` has an empty value, which means the prefixes of known wrappers.
-
-    The next word is its value if it is a prefix and not a path: it ends with a dot, or is the name of a wrapper. Words
-    after ``--`` stay.
-    """
-    own = _own(words)
-    found: list[str] = []
-    for index, word in enumerate(own):
-        following = own[index + 1] if index + 1 < len(own) else ""
-        is_prefix = f"{following}." in WRAPPERS or (following.endswith(".") and set(following) != {"."})
-        found.append("--strip-prefix=" if word == "--strip-prefix" and not is_prefix else word)
-    return [*found, *words[len(own) :]]
-
-
-def _own(words: Sequence[str]) -> list[str]:
-    """The words before ``--``; those after it can be arguments of the user's script."""
-    return [*takewhile("--".__ne__, words)]
+    return report(error, words)
 
 
 def _show(message: Warning | str, *_where: object, **_more: object) -> None:
     """Write a warning to stderr, without the line of code that it comes from."""
+    from ckptmove.cli.render.text import clean, sentence
+
     say(f"warning: {sentence(clean(str(message)))}")
-
-
-def _guarded(run: Callable[[], object], words: Sequence[str]) -> int:
-    failure: Failure | None
-    ended: BaseException | None = None
-    try:
-        code = run()
-    except CkptMoveError as error:
-        failure, ended = failure_of(error), error
-        failure = failure._replace(hint=_retyped_hint(error, failure.hint, words))
-    except _TyperUsageError as error:
-        failure, ended = _usage(error, words), error
-    except (typer.Abort, KeyboardInterrupt, Terminated) as error:
-        failure, ended = interruption(error), error
-    except MemoryError:  # the exception's traceback holds the memory: the message is built after it is released
-        failure = None
-    except Exception as error:  # noqa: BLE001  # the one place that catches bugs, for their exit code
-        failure = _bug(error)
-    else:
-        return code if isinstance(code, int) else 0
-    failure = failure or failure_of(OutOfMemory())
-    code = _report(failure, words)
-    if ended is not None:
-        command = _command(words)
-        configured = set_reports(Path()) if command == "verify" else {}
-        replace_earlier(_own(words), configured, Summary(command, code, (failure,)), ended)
-    return code
-
-
-def _retyped_hint(error: CkptMoveError, hint: str, words: Sequence[str]) -> str:
-    """The hint for an error that ended the command, with the whole command line where it can be corrected."""
-    if isinstance(error, UnknownDevice) and error.suggestion is not None:
-        return f"did you mean: {retyped(PROGRAM, words, error.device, error.suggestion)}"
-    if isinstance(error, NotAPath):
-        return f"did you mean: {retyped(PROGRAM, words, error.word, f'{error.option}={error.word}')}"
-    if error.mends:
-        return _mended(error.mends, hint, words)
-    own = _own(words)
-    if isinstance(error, NotDownloaded):
-        return f"{hint}: {command_line([PROGRAM, *own, '--download', '.', *words[len(own) :]])}"
-    if isinstance(error, CopyExists):
-        command, *kept = (word for word in without(own, "--download") if not is_url(word))
-        line = command_line([PROGRAM, command, error.path or "", *kept, *words[len(own) :]])
-        return f"verify the copy: {line}; or choose another folder"
-    return hint
-
-
-def _mended(mends: Sequence[Phrase], hint: str, words: Sequence[str]) -> str:
-    """The hint with the whole command line; only its options, if one of them replaces what was typed."""
-    from ckptmove.api.mends import arguments_of
-
-    given = [one for phrase in mends for one in arguments_of(phrase)]
-    if any(one.name in {"output", "strip_prefix"} for one in given):
-        return hint
-    own = _own(words)
-    left = [word for word in own if word != "--in-place" or Argument("in_place", False) not in given]
-    added = [word for one in given if one.value for word in shlex.split(one.in_shell)]
-    texts = " and ".join(str(phrase.parts[0]).rstrip(": ") for phrase in mends)
-    removed = " --in-place" if len(left) < len(own) else ""
-    return f"{texts}{removed}: {command_line([PROGRAM, *left, *added, *words[len(own) :]])}"
-
-
-def _usage(error: Any, words: Sequence[str]) -> Failure:
-    command = error.ctx.command_path if error.ctx is not None else PROGRAM
-    if not WRITERS.isdisjoint(map(_parameter_of, getattr(error, "possibilities", None) or ())):
-        error.possibilities = None  # near spellings
-    message = _NOT_A_NUMBER.sub("is not a whole number", " ".join(error.format_message().split()))
-    if command == PROGRAM and message.startswith("Option "):  # an option of the command, which Typer has not parsed yet
-        command = f"{PROGRAM} {words[0]}"
-    hint = f"{command} --help"
-    option = getattr(error, "option_name", None)
-    if option is not None and error.ctx is not None and runs_script(_own(words), error.ctx.command):
-        hint = f"{hint}; arguments of the script follow after --: -- {option} ..."
-    meant = _MEANT.get(option or "")
-    if option and meant and any(meant in parameter.opts for parameter in error.ctx.command.params):
-        message = f"No such option: {option}"
-        hint = f"did you mean: {retyped(PROGRAM, words, option, meant)}"
-    elif (
-        option == "--to"
-        and message.startswith("No such")
-        and any("--expect" in parameter.opts for parameter in error.ctx.command.params)
-    ):
-        hint = f"did you mean: {retyped(PROGRAM, words, option, '--expect')}"
-    elif option and _parameter_of(option) in MOVED and command != PROGRAM and message.startswith("No such"):
-        message = f"No such option: {option}"
-        hint = f"did you mean: {_with_fit(_own(words), option)}"
-    elif command == PROGRAM and message.startswith("No such"):
-        known = {name: {*chain(*(one.opts for one in own.params))} for name, own in error.ctx.command.commands.items()}
-        hint = with_command(PROGRAM, words, known)
-    return Failure(kind="usage", message=message, hint=hint, path=None, exit_code=USAGE)
-
-
-def _parameter_of(option: str) -> str:
-    return option.lstrip("-").replace("-", "_")
-
-
-def _with_fit(own: Sequence[str], option: str) -> str:
-    """The command line of ``inspect --fit`` in place of another command; with PATH if that has more options."""
-    at = next(index for index, word in enumerate(own) if word.partition("=")[0] == option)
-    typed, is_joined, value = own[at].partition("=")
-    if not is_joined:
-        value = "".join(word for word in own[at + 1 : at + 2] if not word.startswith("-"))
-    paths = [*own[1:at], *own[at + (1 if is_joined or not value else 2) :]]
-    if not paths or any(word.startswith("-") for word in paths):
-        paths = ["PATH"]
-    devices = value if typed == "--fit" else f"1x{value}"
-    return command_line([PROGRAM, "inspect", *paths, "--fit", devices if value else "NxSIZE"])
-
-
-def _bug(error: Exception) -> Failure:
-    for line in "".join(traceback.format_exception(error)).splitlines():
-        say(sentence(redacted(line)))
-    return Failure(
-        kind="bug",
-        message=f"{type(error).__name__}: {error}",
-        hint="this is a bug in ckptmove: please report it with the lines above",
-        path=None,
-        exit_code=BUG,
-    )
-
-
-def _command(words: Sequence[str]) -> str | None:
-    return next((word for word in words if word in _COMMANDS), None)
-
-
-def _report(failure: Failure, words: Sequence[str]) -> int:
-    """Write an error that ended the command, in the format of the command line, and return its exit code."""
-    rank = own_rank() if _command(words) == "verify" else None
-    if rank is not None and not rank.reports(failure._asdict()):
-        return failure.exit_code
-    return _write(failure, words)
-
-
-def _write(failure: Failure, words: Sequence[str]) -> int:
-    failure = failure._replace(message=redacted(failure.message), hint=redacted(failure.hint))  # they quote the words
-    command = _command(words)
-    if failure.kind == StdoutFailed.kind:  # an error in another format cannot be written there either
-        renderer = open_default_report()
-    else:
-        renderer = open_error_report(_own(words), set_format(Path()) if command == "verify" else "")
-    try:
-        renderer.failure(failure)
-        renderer.finish(Summary(command, failure.exit_code, (failure,)))
-    except StdoutFailed as error:
-        return _write(failure_of(error), words)
-    return failure.exit_code

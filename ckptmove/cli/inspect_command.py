@@ -6,12 +6,12 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.api import functions as api
+from ckptmove.api import inspection as api
 from ckptmove.checkpoint.trainers import is_spoiled
 from ckptmove.cli.batch import for_each
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
-from ckptmove.cli.render.answers import InspectAnswer
+from ckptmove.cli.render.renderer import InspectAnswer
 from ckptmove.cli.streams import say
 from ckptmove.errors import NotACheckpoint
 from ckptmove.io.remote.address import Address
@@ -20,11 +20,9 @@ from ckptmove.text import amount
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ckptmove.api.functions import InspectRequest
-    from ckptmove.api.results import Inspection
-    from ckptmove.cli.render.answers import Detail
-    from ckptmove.cli.render.renderer import Renderer
-    from ckptmove.cli.search import Target, Targets
+    from ckptmove.api.inspection import Inspection, InspectRequest
+    from ckptmove.cli.paths import Target, Targets
+    from ckptmove.cli.render.renderer import Detail, Renderer
     from ckptmove.cli.seen import Seen
     from ckptmove.cli.selection import Selection
     from ckptmove.errors import CkptMoveError
@@ -128,7 +126,7 @@ class _Look:
         if target.error is not None:
             raise target.error
         if self._is_versioned:
-            from ckptmove.cli.search import identified
+            from ckptmove.cli.paths import identified
 
             target = identified(target)
         if self._seen is not None and self._seen.has(target.path, target.version):

@@ -6,24 +6,22 @@ import posixpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.api import functions as api
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.cli.render.text import sentence
 from ckptmove.errors import CkptMoveError, UsageError
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.io.remote.address import Address, is_url
 from ckptmove.model import Severity
-from ckptmove.moves import MoveRequest, Remap
 from ckptmove.text import Argument, Command, command_line, quoted
 from ckptmove.torch_facts.devices import is_accelerator, parse_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ckptmove.api.functions import InspectRequest
-    from ckptmove.api.results import Inspection
-    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer
+    from ckptmove.api.inspection import Inspection, InspectRequest
+    from ckptmove.cli.render.renderer import ConvertAnswer, InspectAnswer
     from ckptmove.model import Inventory
+    from ckptmove.moves import Remap
 
 #: Findings that no other command helps with: bytes or files are lost or of another save, or loading or unpacking the
 #: file is an attack.
@@ -66,7 +64,8 @@ def after_inspection(answer: InspectAnswer) -> str:
 def _conversion(request: InspectRequest, inventory: Inventory, to: Argument) -> str:
     """The command that converts a checkpoint, with a cast of dtypes that the target lacks; empty if it would fail."""
     from ckptmove.conversion.remap.options import with_options
-    from ckptmove.findings.remedies import dry_run, is_certain
+    from ckptmove.findings.trials import dry_run, is_certain
+    from ckptmove.moves import MoveRequest
 
     for options in ([to], [to, Argument("cast", True)]):
         is_possible = is_certain(inventory, options)
@@ -88,7 +87,7 @@ def after_conversion(answer: ConvertAnswer) -> Iterator[str]:
     request = result.plan.request
     targets = (request.to, *(target for _, target in request.mapping))
     # Other formats hold no optimizer, or torch.load does not read them. A note names what weights_only mode refuses.
-    is_loadable = container_class(result.container).is_torch_save and not result.is_refused
+    is_loadable = facts_of(result.container).is_torch_save and not result.is_refused
     if is_loadable and any(target is not None and is_accelerator(target) for target in targets):
         # map_location would move the RNG states and step counters again, which the conversion has just fixed.
         yield f"load it without map_location: {sentence(f'torch.load({result.output!r}, weights_only=True)')}"
@@ -104,19 +103,22 @@ def _after_moving(answer: ConvertAnswer, output: str) -> str:
     options = [word for glob in kept for word in ("--keep", glob)]
     verify = ["ckptmove", "verify", output]
     against = []
-    if not answer.result.in_place and (request.remap != Remap() or answer.result.plan.format):
+    remapped = _remap_words(request.remap)
+    if not answer.result.in_place and (remapped or answer.result.plan.format):
         # verify reads local originals only, and one that holds the new file is another checkpoint now
         original = answer.request.path
         is_lost = isinstance(original, Address) or Path(output).resolve().is_relative_to(Path(original).resolve())
         against = [] if is_lost else ["--against", original]
-        against += _remap_words(request.remap) if against else []
+        against += remapped if against else []
     if request.to and all(
         target == request.to for source, target in request.mapping if ("map", source) not in unmatched
     ):
         return command_line([*verify, "--to", request.to, *options, *against])
+    from ckptmove.api.inspection import InspectRequest, inspect_checkpoint
+
     # Tensors that no mapping matches have stayed on their device: only the new file shows which one.
     try:
-        inspection = api.inspect(output, limits=answer.request.limits)
+        inspection = inspect_checkpoint(InspectRequest(output, limits=answer.request.limits))
     except CkptMoveError:
         return ""  # the file was removed meanwhile: the conversion has succeeded all the same
     if _may_resume(inspection):
@@ -127,7 +129,7 @@ def _after_moving(answer: ConvertAnswer, output: str) -> str:
 def _remap_words(remap: Remap) -> list[str]:
     """The options of a remapping, as typed."""
     words: list[str] = []
-    given = [pair for pair in remap._asdict().items() if pair[1] != Remap._field_defaults[pair[0]]]
+    given = [pair for pair in remap._asdict().items() if pair[1] != remap._field_defaults[pair[0]]]
     for name, value in sorted(given, key=lambda pair: (pair[0] == "strip_prefix", pair[1] is True)):
         option = f"--{name.replace('_', '-')}"
         if name == "strip_prefix":  # the last: its value is optional

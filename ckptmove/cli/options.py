@@ -1,7 +1,8 @@
-"""Options that several commands share, as Typer reads them."""
+"""Options as Typer reads them: their groups in ``--help``, and those that several commands share."""
 
 from __future__ import annotations
 
+from enum import Enum
 from functools import cached_property, partial, update_wrapper
 from inspect import Parameter, Signature, signature
 from itertools import chain
@@ -11,12 +12,34 @@ import typer
 
 from ckptmove import __version__
 from ckptmove.cli import completion
-from ckptmove.cli.groups import Group
 from ckptmove.cli.render.formats import DEFAULT, DOCUMENTS, RENDERERS
 from ckptmove.cli.streams import write_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+
+class Group(str, Enum):
+    """Headings of ``--help``, in their order."""
+
+    QUESTION = "Question"
+    TARGET = "Target"
+    CONTENTS = "Keys, parts and dtypes"
+    CODE = "Your code"
+    OUTPUT = "Output"
+    SCALE = "Scale"
+    REPORTS = "Reports"
+    HELP = "Help"
+
+    __str__ = str.__str__
+
+    def flag(self, names: str, help: str, **more: Any) -> Any:  # noqa: A002  # Typer's name
+        """An option without a value; ``names`` are its spellings, separated by spaces."""
+        return typer.Option(*names.split(), help=help, rich_help_panel=self, **more)
+
+    def option(self, metavar: str, help: str, *names: str, **more: Any) -> Any:  # noqa: A002  # Typer's name
+        """An option with a value. Its help says what happens without one, unless ``show_default`` does."""
+        return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=self, **{"show_default": False, **more})
 
 
 def _show_version(wanted: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptmove.cli.outcome import YES
-from ckptmove.cli.render.answers import Summary
+from ckptmove.cli.render.renderer import Summary
 from ckptmove.findings.catalogue import CATALOGUE
 from ckptmove.findings.codes import search
 

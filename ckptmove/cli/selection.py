@@ -35,9 +35,12 @@ def selection(select: Sequence[str], ignore: Sequence[str], *, everything: bool 
         everything: whether to print also what is printed on request only.
     """
     from ckptmove.findings.catalogue import CATALOGUE
-    from ckptmove.findings.codes import codes_of
 
-    named = codes_of(select)
-    codes = (named or frozenset(CATALOGUE)) - codes_of(ignore)
+    named = ignored = frozenset[str]()
+    if select or ignore:
+        from ckptmove.findings.codes import codes_of
+
+        named, ignored = codes_of(select), codes_of(ignore)
+    codes = (named or frozenset(CATALOGUE)) - ignored
     unprinted = frozenset() if everything else ON_REQUEST - named
     return Selection(codes, tuple(sorted(CATALOGUE.keys() - codes)), unprinted)

@@ -10,8 +10,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.cli.render.page import Page
-from ckptmove.cli.render.text import clean, sentence
+from ckptmove.cli.render.text import Page, clean, sentence
 from ckptmove.errors import StdoutFailed, reason_of
 
 if TYPE_CHECKING:

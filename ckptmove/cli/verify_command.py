@@ -10,7 +10,7 @@ from ckptmove.cli.config import ALLOWS_CODE
 from ckptmove.cli.outcome import NO, YES
 from ckptmove.cli.progress import ProgressBar
 from ckptmove.cli.ranks import on_ranks, own_rank, require_one
-from ckptmove.cli.render.answers import VerifyAnswer
+from ckptmove.cli.render.renderer import VerifyAnswer
 from ckptmove.cli.signals import settle
 from ckptmove.errors import CkptMoveError, UsageError
 from ckptmove.proof.checks import skipped

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from ckptmove.checkpoint.elements import fills_extent, overlaps
 from ckptmove.checkpoint.file_names import SHARD_FILE
 from ckptmove.checkpoint.open_checkpoint import side_by_side
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.state_dicts import WRAPPERS
 from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.comparison.differences import Change, Criteria, Differences, Uncompared
@@ -20,11 +19,12 @@ from ckptmove.comparison.gaps import gap_between
 from ckptmove.comparison.other_content import OtherContent
 from ckptmove.conversion.remap.expected import expected
 from ckptmove.errors import DamagedArchive, LimitExceeded, Refused, UsageError
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.lazy.cast import Cast
 from ckptmove.lazy.geometry import extent_numel, is_contiguous
 from ckptmove.lazy.tensor import blocks
 from ckptmove.moves import Remap
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.text import amount, some
 from ckptmove.torch_facts.devices import NO_DEVICE
 from ckptmove.torch_facts.dtypes import CAST_DOWN, ITEM_BYTES, PACKED
@@ -89,7 +89,7 @@ def _as_file(side: OpenCheckpoint, file: OpenCheckpoint, limits: Limits) -> Open
     found = expected(side, file, Remap(), limits)
     if found is side or side.listing is None:
         return found
-    known = {part.name: container_class(part.inventory.container).has_devices for part in side.parts}
+    known = {part.name: facts_of(part.inventory.container).has_devices for part in side.parts}
     (part,) = found.parts
     # The class of a state_dict is in none of its shards.
     part.is_distributed = part.is_distributed or all(SHARD_FILE.fullmatch(one.name) for one in side.parts)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.checkpoint.inventory.difference import TreeChange, kept_changes, tree_changes
 from ckptmove.checkpoint.inventory.shapes import as_dict
 from ckptmove.checkpoint.inventory.tensor_nodes import TensorNodes
-from ckptmove.checkpoint.layouts.detect import is_index
 from ckptmove.comparison.counterparts import seen_from_top
 from ckptmove.comparison.differences import Change, Uncompared
 from ckptmove.comparison.rekeyed import ABSENT
 from ckptmove.formats.dcp.checkpoint import UNREAD
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.model import OPAQUE
+from ckptmove.opening.detect import is_index
 from ckptmove.text import some
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ class ObjectComparison:
         #: Optimizers compared parameter by parameter. If the parameters cannot be matched, they are compared as stored.
         self._wheres = {ours.own_name(optimizer.one.where) for optimizer in self._rekeyed if optimizer.keys}
         self.keeps_less = any(
-            part.is_distributed or container_class(part.inventory.container).is_table for part in (ours, theirs)
+            part.is_distributed or facts_of(part.inventory.container).is_table for part in (ours, theirs)
         )
         self.is_mixed = ours.is_distributed != theirs.is_distributed
         self.uncompared: list[str] = []
@@ -279,11 +279,9 @@ class ObjectComparison:
             else:
                 yield f"{where} has different keys on the other side: {how}"
         if self.uncompared:
-            more = f" and {len(self.uncompared) - 1:,} more" * (len(self.uncompared) > 1)
-            yield f"{self.uncompared[0]}{more} not compared: stored differently in a distributed checkpoint"
+            yield f"{some(self.uncompared)} not compared: stored differently in a distributed checkpoint"
         if self.opaque:
-            more = f" and {len(self.opaque) - 1:,} more" * (len(self.opaque) > 1)
-            yield f"{self.opaque[0]}{more} not compared: not a plain value"
+            yield f"{some(self.opaque)} not compared: not a plain value"
 
     def is_apart(self, path: str, key: str) -> bool:
         """Whether a key of the dict at a path in the part is compared parameter by parameter."""

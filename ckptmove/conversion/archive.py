@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from ckptmove.checkpoint.layouts import zip_members
-from ckptmove.checkpoint.layouts.merge import split_plan
+from ckptmove.checkpoint.merge import split_plan
 from ckptmove.checkpoint.naming import naming
 from ckptmove.conversion.remap.folder import RemappedFolder
 from ckptmove.errors import CrcMismatch, Refused
 from ckptmove.io.contracts import BytesSegment
 from ckptmove.io.segments import blocks_of, length, shifted, without_checks
 from ckptmove.moves import MovePlan
+from ckptmove.opening import zip_members
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from ckptmove.checkpoint.layouts.members import Members
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import FilePart
     from ckptmove.conversion.conversion import Conversion
     from ckptmove.io.contracts import Segment
+    from ckptmove.opening.members import Members
 
 
 class UnsafeMember(Refused):

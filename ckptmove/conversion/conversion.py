@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
-from ckptmove.checkpoint.layouts.merge import split_plan
-from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
+from ckptmove.checkpoint.merge import split_plan
 from ckptmove.conversion.notes import (
     conversion_notes,
     is_refused,
@@ -22,7 +21,7 @@ from ckptmove.conversion.results import Converted, TwoReadings
 from ckptmove.conversion.target_format import target_format
 from ckptmove.errors import DamagedArchive, UsageError
 from ckptmove.formats.contract import ReadOnlyFormat
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.io.locations import exists
 from ckptmove.io.outputs import do_nothing
 from ckptmove.io.segments import without_checks
@@ -129,7 +128,7 @@ class Conversion:
         if readings:
             raise TwoReadings(inventory.path, readings)
         is_remap = move.remap != Remap() or self.format != "same"
-        is_written = container_class(inventory.container).is_written  # else a dtype does not matter
+        is_written = facts_of(inventory.container).is_written  # else a dtype does not matter
         plan = plan_move if is_written and not is_remap else plan_before_remap
         moves = plan(inventory, move) if is_move else MovePlan(move)
         self.remapped = self._remap(checkpoint, moves) if is_remap else None
@@ -138,7 +137,7 @@ class Conversion:
         self.plan = moves if self.remapped is None else self.remapped.plan
         self._container = _CONTAINERS.get(self.format, inventory.container)
         if self.remapped is not None:
-            self._container = container_class(self._container).rewritten_as or self._container
+            self._container = facts_of(self._container).rewritten_as or self._container
         if self._container != inventory.container or self.format == "shards":
             self.plan = self.plan._replace(format=self._container)
         new = inventory if self.remapped is None else self.remapped.inventory
@@ -212,20 +211,20 @@ class Conversion:
 def _of_first_rank(checkpoint: OpenCheckpoint) -> Iterator[str]:
     """Notes on tensors that differ between ranks: the new file has those of the first rank."""
     for part in checkpoint.parts:
-        if isinstance(part, RankFilesPart) and part.differing:
+        if part.differing:
             names = some(part.differing, _SHOWN)
-            yield f"not the same in the files of all ranks, so those of {part.lead.name} are used: {names}"
+            yield f"not the same in the files of all ranks, so those of {part.rows[0].path} are used: {names}"
 
 
 def _require_written(checkpoint: OpenCheckpoint, plan: MovePlan) -> None:
     """Raise ReadOnlyFormat if a file would change whose format is not written, before anything else is written."""
     parts = checkpoint.parts
-    if all(container_class(part.inventory.container).is_written for part in parts):
+    if all(facts_of(part.inventory.container).is_written for part in parts):
         return
     for part, own in zip(parts, (plan,) if checkpoint.is_whole else split_plan(plan, parts), strict=True):
         container = part.inventory.container
-        if not (own.is_empty or container_class(container).is_written):
-            raise ReadOnlyFormat(part.path, container, container_class(container).unwritten_hint)
+        if not (own.is_empty or facts_of(container).is_written):
+            raise ReadOnlyFormat(part.path, container, facts_of(container).unwritten_hint)
 
 
 def _require_whole(inventory: DirectoryInventory) -> None:
@@ -236,6 +235,6 @@ def _require_whole(inventory: DirectoryInventory) -> None:
         while folder and folder not in containers:
             folder = folder.rpartition("/")[0]
         # Bytes that a file never had are only reported; a distributed checkpoint must be whole to be a copy.
-        is_distributed = folder not in containers or container_class(containers[folder]).is_distributed
+        is_distributed = folder not in containers or facts_of(containers[folder]).is_distributed
         if fact.kind in _BROKEN and (fact.kind == "past-end" or is_distributed):
             raise DamagedArchive(inventory.path, f"'{fact.record:.200}' is damaged or incomplete")

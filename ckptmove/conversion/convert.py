@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from ckptmove.checkpoint.naming import naming
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.conversion.conversion import Conversion
 from ckptmove.conversion.remap.folder import RemappedFolder
 from ckptmove.conversion.target_format import names_format
@@ -20,19 +19,20 @@ from ckptmove.io.rewrite import write_segments
 from ckptmove.io.sink import FileSink
 from ckptmove.io.source import READS_AT_ONCE
 from ckptmove.moves import Remap
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.pickles.edits import apply_plan
 from ckptmove.text import command_line, some
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from ckptmove.checkpoint.layouts.members import Members
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import FilePart
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.conversion.results import Converted
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.moves import MovePlan
+    from ckptmove.opening.members import Members
 
 
 def convert(request: ConvertRequest) -> Converted:
@@ -104,8 +104,8 @@ def _gathered(request: ConvertRequest, checkpoint: OpenCheckpoint) -> tuple[Open
     """The checkpoint without partitions of ZeRO, if its files become one and have any; and notes on that."""
     if request.format_for(checkpoint.inventory) == "same":
         return checkpoint, []
-    from ckptmove.checkpoint.layouts.zero_files import is_expert_file, is_zero_file
-    from ckptmove.conversion.remap.zero import gather_partitions
+    from ckptmove.assembled.zero import gather_partitions
+    from ckptmove.assembled.zero_files import is_expert_file, is_zero_file
 
     found = gather_partitions(checkpoint, request.limits)
     if found is None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from contextlib import closing
 from threading import Lock
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
-from ckptmove.checkpoint.layouts.merge import split_plan
-from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
+from ckptmove.checkpoint.merge import split_plan
 from ckptmove.checkpoint.naming import naming
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.remap.folder import RemappedFolder
@@ -21,7 +20,8 @@ from ckptmove.io.rewrite import write_segments
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
-    from ckptmove.checkpoint.layouts.distributed import PiecesOfFile
+    from ckptmove.assembled.dcp_folder import PiecesOfFile
+    from ckptmove.assembled.part import AssembledPart
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.conversion.conversion import Conversion
     from ckptmove.io.contracts import ByteSink, Progress
@@ -72,8 +72,8 @@ class _DirectoryWriter:
         for part, plan in zip(checkpoint.parts, split_plan(moves, checkpoint.parts), strict=True):
             if isinstance(part, FilePart):
                 self._plans[part.name] = part, plan
-            elif isinstance(part, PiecedPart) and self._request.check:  # no device is stored in its files
-                self._pieces |= part.pieces_of_files()
+            elif self._request.check:  # no device is stored in its files
+                self._pieces |= cast("AssembledPart", part).pieces_of_files()
         self._removed = frozenset[str]() if new is None else new.removed
         files = [file for file in listing.files if file.path not in self._removed]
         self._files_left = files

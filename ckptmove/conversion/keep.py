@@ -31,25 +31,6 @@ def wrapper_devices(inventory: Inventory) -> dict[str, int]:
     }
 
 
-def mesh_owners(inventory: Inventory) -> dict[str, str]:
-    """The path of the device type of each mesh inside a DTensor, and the name of that DTensor.
-
-    A mesh that several DTensors share is listed inside the first. A ``meta`` DTensor does not tell where its mesh is.
-    """
-    owners: dict[str, str] = {}
-    if not any(mention.kind == "device_mesh" for mention in inventory.mentions):
-        return owners
-    wrappers = {one.name for one in inventory.tensors if one.kind == "wrapper-subclass" and one.device != "meta"}
-    for mention in inventory.mentions:
-        if mention.kind == "device_mesh":
-            path = mention.where
-            while path and path not in wrappers:
-                path = path.rpartition(".")[0]
-            if path in wrappers:
-                owners[mention.where] = path
-    return owners
-
-
 def dragged_along(kept: Iterable[Kept], globs: Sequence[str]) -> tuple[Kept, ...]:
     """Tensors that stay only because they share memory with a match of a glob; its inner tensors count as matches."""
     stay = [one for one in kept if one.reason == "keep"]

@@ -10,7 +10,7 @@ from ckptmove.checkpoint.inventory.mentions import is_in_code, named_ids
 from ckptmove.conversion.keep import dragged_along, flag_paths
 from ckptmove.model import LACKING
 from ckptmove.moves import Unmatched
-from ckptmove.text import Argument, amount
+from ckptmove.text import Argument, amount, some
 from ckptmove.torch_facts import devices
 
 if TYPE_CHECKING:
@@ -50,16 +50,16 @@ def conversion_notes(inventory: Inventory, plan: MovePlan) -> Iterator[str]:
     """Notes on tensors that are also kept, and on devices that are still named."""
     dragged = [one.name for one in dragged_along(plan.kept, plan.request.keep)]
     if dragged:
-        yield f"also kept, because they share storage with a match of {Argument('keep')}: {_some(dragged)}"
+        yield f"also kept, because they share storage with a match of {Argument('keep')}: {some(dragged, _SHOWN)}"
     left = list(_left_behind(inventory, plan))
     in_configs = [mention for mention in left if not is_in_code(inventory, mention)]
     in_code = [mention for mention in left if is_in_code(inventory, mention)]
     if in_configs:
         moves_strings = not plan.request.rewrite_strings and any(mention.kind == "string" for mention in in_configs)
         hint = f" ({Argument('rewrite_strings', True)} moves strings)" if moves_strings else ""
-        yield f"configs still name another device: {_some(map(_named, in_configs))}{hint}"
+        yield f"configs still name another device: {some(map(_named, in_configs), _SHOWN)}{hint}"
     if in_code:
-        yield f"code still names another device, and is not edited: {_some(map(_named, in_code))}"
+        yield f"code still names another device, and is not edited: {some(map(_named, in_code), _SHOWN)}"
     if plan.inflates:
         stored = f"{amount(len(plan.inflates), 'deflated storage')} {'is' if len(plan.inflates) == 1 else 'are'} stored"
         yield f"{stored} uncompressed in the new file, so that it can be memory-mapped (F803)"
@@ -89,7 +89,7 @@ def _neighbours(glob: str, names: Sequence[str]) -> str:
         if name.startswith(begin)
         for part, dot, _ in [name[len(begin) :].partition(".")]
     )
-    return f"the file has {_some(list(parts), _SHOWN_NAMES) or 'no tensors'}"
+    return f"the file has {some(parts, _SHOWN_NAMES) or 'no tensors'}"
 
 
 def _left_behind(inventory: Inventory, plan: MovePlan) -> Iterator[Mention]:
@@ -146,23 +146,18 @@ def source_warnings(source: Inventory, new: Inventory, *, is_one_file: bool) -> 
     for kind, text in _PROBLEMS.items():
         own = [fact.record for fact in source.facts if fact.kind == kind]
         if own:
-            yield f"{text}: {_some(own)}"
+            yield f"{text}: {some(own, _SHOWN)}"
     inner = [fact.record for fact in source.facts if fact.kind == "inner-archive"]
     if inner:
         done = "left out" if is_one_file else "copied unchanged"
-        yield f"nested archives are {done}, including any checkpoints in them (F804): {_some(inner)}"
-
-
-def _some(listed: Iterable[str], shown: int = _SHOWN) -> str:
-    words = list(listed)
-    return ", ".join(words[:shown]) + (f" and {len(words) - shown:,} more" if len(words) > shown else "")
+        yield f"nested archives are {done}, including any checkpoints in them (F804): {some(inner, _SHOWN)}"
 
 
 def _dangerous_names(new: Inventory, *, copies_others: bool) -> Iterator[str]:
     """Warnings of names that can run code when the output is unpickled."""
     hostile = [file.path for file in unread_of(new) if file.runs]
     if hostile and copies_others:
-        yield f"files that can run code when they are unpickled (S702) are copied as they are: {_some(hostile)}"
+        yield f"files that can run code when they are unpickled (S702) are copied as they are: {some(hostile, _SHOWN)}"
     dangerous = [use.name for use in (*new.globals, *new.apart) if use.verdict == "dangerous"]
     if dangerous:
-        yield f"the new file can still run {_some(dangerous)} when it is unpickled (S702): do not load it"
+        yield f"the new file can still run {some(dangerous, _SHOWN)} when it is unpickled (S702): do not load it"

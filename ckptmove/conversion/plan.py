@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from ckptmove.checkpoint.inventory.mentions import mesh_owners
 from ckptmove.checkpoint.state_dicts import with_wrappers
-from ckptmove.conversion.keep import mesh_owners
 from ckptmove.conversion.policy import DESTINATION_RULES, DEVICE_MENTION, GROUP_FLAG, MESH_TYPE, RULES, Policy
 from ckptmove.errors import UncastableDtype, UnsupportedDtype
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.model import StorageRef, TensorRecord
 from ckptmove.moves import FlagEdit, Kept, MovePlan, MoveRequest, StorageEdit
 from ckptmove.torch_facts.devices import parse_target, same_device, split, unsupported_dtypes
@@ -181,7 +181,7 @@ def _require_cast(lost: list[_Holder], inventory: Inventory, *, cast: bool) -> N
     inside = {record.name for record, wrapper in with_wrappers(inventory.tensors) if wrapper is not None}
     refused: dict[str, list[_Holder]] = {}
     for holder in lost:
-        if container_class(inventory.container).has_code:
+        if facts_of(inventory.container).has_code:
             refused.setdefault(_CODE, []).append(holder)
         elif not inside.isdisjoint(holder.names):
             refused.setdefault(_SUBCLASS, []).append(holder)

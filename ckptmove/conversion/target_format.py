@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.errors import OutputSuffix
-from ckptmove.formats.contract import TORCH_SUFFIXES
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import TORCH_SUFFIXES, facts_of
 from ckptmove.io.locations import split_suffix
 
 if TYPE_CHECKING:
@@ -38,10 +37,10 @@ def target_format(
             raise OutputSuffix(output, split_suffix(output)[1], "directory", split_suffix(output)[0])
         return "shards"
     form = inventory.form if isinstance(inventory, DirectoryInventory) else None
-    kind = container_class(inventory.container)
+    kind = facts_of(inventory.container)
     same: TargetFormat = "same"
     if kind.rewritten_as and not (kind.is_written or in_place):
-        kind, same = container_class(kind.rewritten_as), "torch"
+        kind, same = facts_of(kind.rewritten_as), "torch"
     if output is None:
         return same
     (root, typed), source = split_suffix(output), split_suffix(default_output)[1]

@@ -1,15 +1,15 @@
-"""Rules about the bytes of the file: F801 to F810, and F815."""
+"""Rules about the bytes of the file: F801 to F805."""
 
 from __future__ import annotations
 
 import posixpath
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.findings.beside import ambiguous_beside
+from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import convert_command, remap_command
 from ckptmove.findings.safety import dangerous_global
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.model import Severity
 from ckptmove.text import Argument, amount, quoted, some
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
@@ -73,7 +73,7 @@ def compressed_records(inventory: Inventory, context: Context) -> Iterator[Findi
     facts = [fact for fact in inventory.facts if fact.kind == "compressed-storage"]
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)
-        container = container_class(inventory.container)
+        container = facts_of(inventory.container)
         is_script = container.has_code
         harm = f"{container.loader} inflates them, mmap is impossible" if is_script else "mmap=True reads garbage"
         message = f"{amount(len(facts), 'storage')} compressed in the archive ({nbytes:,} bytes): {harm}"
@@ -159,7 +159,10 @@ def ambiguous_archive(inventory: Inventory, context: Context) -> Iterator[Findin
         message = f"two readers see different content: {inventory.container}, and {some(readings, _SHOWN)}"
         finding = found("F805", message, readings, "trust no copy of it: ask its author for a file in one format")
         yield finding._replace(severity=Severity.ERROR)
-    yield from ambiguous_beside(inventory)
+    if isinstance(inventory, DirectoryInventory):
+        from ckptmove.findings.beside import ambiguous_beside
+
+        yield from ambiguous_beside(inventory)
     facts = [fact for fact in inventory.facts if fact.kind == "stray-bytes"]
     if facts:
         nbytes = sum(fact.nbytes for fact in facts)
@@ -239,70 +242,5 @@ def _union(extents: list[tuple[int, int]]) -> int:
     return total
 
 
-def newer_files(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """F806: files of a distributed checkpoint were written after its ``.metadata``, which a save writes last."""
-    facts = [fact for fact in inventory.facts if fact.kind == "newer-file"]
-    if facts:
-        message = f"{amount(len(facts), 'file')} written after the .metadata: a copy, or a save that was interrupted"
-        fix = "compare it with the checkpoint before it, with diff"
-        yield found("F806", message, [fact.record for fact in facts], fix)
-
-
-def mixed_saves(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """F807: files of a distributed checkpoint, or of several ranks, are of two saves."""
-    fix = f"resume from another checkpoint: a save that was interrupted has spoiled {quoted(inventory.path)}"
-    steps = [fact.record for fact in inventory.facts if fact.kind == "other-step"]
-    if steps:
-        message = f"{amount(len(steps), 'file')} with another step count than the files of the other ranks: two saves"
-        yield found("F807", message, steps, fix)
-    facts = [fact for fact in inventory.facts if fact.kind == "other-save"]
-    if facts:
-        newer = amount(len(facts), "file")
-        message = f"{newer} written after the .metadata, with other step counts than the rest: two saves in one folder"
-        yield found("F807", message, [fact.record for fact in facts], fix)
-
-
-def missing_ranks(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """F808: some ranks have no file, and others of the same save have one."""
-    lost = [fact.record for fact in inventory.facts if fact.kind == "missing-rank"]
-    if lost:
-        message = f"{amount(len(lost), 'file')} of ranks missing: {some(lost, _SHOWN)}"
-        fix = f"copy them from the machines of these ranks, then: ckptmove inspect --check {quoted(inventory.path)}"
-        yield found("F808", message, lost, fix)
-    replicas = [fact.record for fact in inventory.facts if fact.kind == "missing-replica"]
-    if replicas:
-        message = f"{amount(len(replicas), 'file')} of ranks missing, only replicas: {some(replicas, _SHOWN)}"
-        fix = "no tensor needs them; to resume on the same ranks, copy them from the machines of these ranks"
-        yield found("F808", message, replicas, fix)._replace(severity=Severity.INFO)
-
-
-def other_replicas(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """F810: replicas of a shard differ."""
-    names = [fact.record for fact in inventory.facts if fact.kind == "other-replica"]
-    if names:
-        message = f"replicas of {amount(len(names), 'tensor')} differ between ranks: {some(names, _SHOWN)}"
-        fix = (
-            f"resume from another checkpoint: the files of some ranks in {quoted(inventory.path)} are of another state"
-        )
-        files = [fact.record for fact in inventory.facts if fact.kind == "replica-file"]
-        yield found("F810", message, [*files, *names], fix)
-
-
-def unsafe_members(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """F815: unpacking an archive would write outside of the folder, or make a file with special rights."""
-    outside = [fact.record for fact in inventory.facts if fact.kind == "outside-member"]
-    special = [fact.record for fact in inventory.facts if fact.kind == "special-member"]
-    parts = [f"{amount(len(outside), 'member')} leading out of the folder: {some(outside, _SHOWN)}"] if outside else []
-    parts += [f"{amount(len(special), 'member')} with setuid, or a device: {some(special, _SHOWN)}"] if special else []
-    if parts:
-        fix = f"do not unpack {quoted(inventory.path)}: ask for an archive without such members"
-        yield found("F815", f"the archive has {' and '.join(parts)}", [*outside, *special], fix)
-
-
-def absent_shards(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """F809: shards in safetensors may be missing."""
-    lost = [fact.record for fact in inventory.facts if fact.kind == "absent-shard"]
-    if lost:
-        message = f"shards may be missing at the end of tensors: {some(lost, _SHOWN)}"
-        fix = f"compare the shapes of the tensors with the model: ckptmove inspect {quoted(inventory.path)} --tensors"
-        yield found("F809", message, lost, fix)
+#: The rules, in the order of the codes.
+RULES: Final = (crc_mismatch, truncated, compressed_records, dead_bytes, ambiguous_archive)

@@ -1,4 +1,4 @@
-"""Rules about the files beside a checkpoint: S702, S705 and F805 for files that are not read, S704 for code, F811."""
+"""Rules about the files beside a checkpoint: S702, S705 and F805 for files that are not read, and S704 for code."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _SHOWN: Final = 4
 _FETCH: Final = "fetch the real file: git lfs pull"
 
 
-def dangerous_beside(inventory: Inventory) -> Iterator[Finding]:
+def dangerous_beside(inventory: DirectoryInventory) -> Iterator[Finding]:
     """S702: a file that is no checkpoint holds a pickle, which names what no checkpoint needs."""
-    hostile = [file for file in unread_of(inventory) if file.runs]
+    hostile = [file for file in inventory.unread if file.runs]
     if hostile:
         names = dict.fromkeys(name for file in hostile for name in file.runs)
         files = some([f"{file.path} ({file.found})" for file in hostile], _SHOWN)
@@ -31,9 +31,9 @@ def dangerous_beside(inventory: Inventory) -> Iterator[Finding]:
         yield found("S702", message, [file.path for file in hostile], "do not load it, and do not trust its source")
 
 
-def ambiguous_beside(inventory: Inventory) -> Iterator[Finding]:
+def ambiguous_beside(inventory: DirectoryInventory) -> Iterator[Finding]:
     """F805: another reader sees something else in a file that was not read."""
-    files = [file for file in unread_of(inventory) if file.readings]
+    files = [file for file in inventory.unread if file.readings]
     if files:
         seen = some([f"{file.path} ({some(file.readings, _SHOWN)})" for file in files], _SHOWN)
         message = f"two readers see two things in {amount(len(files), 'file')} beside the checkpoint: {seen}"
@@ -67,14 +67,9 @@ def unread_files(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         yield found("S705", f"{amount(len(others), 'file')} not read: {files}", [file.path for file in others], "")
 
 
-def dangling_pointers(inventory: Inventory, _context: Context) -> Iterator[Finding]:
-    """F811: a file that a trainer reads first when it resumes names a checkpoint that is not there."""
-    for pointer in inventory.pointers if isinstance(inventory, DirectoryInventory) else ():
-        newest = f"; the newest there is {pointer.newest}" if pointer.newest else ""
-        message = f"{pointer.path} names {pointer.names}, but there is no such checkpoint beside it{newest}"
-        fix = f"copy that checkpoint to its place, or write the name of one that is there into {pointer.path}"
-        yield found("F811", message, [pointer.path], fix)
-
-
 def _path(inventory: Inventory, file: str) -> str:
     return quoted(posixpath.join(inventory.path, file))
+
+
+#: The rules, in the order of the codes.
+RULES: Final = (code_beside, unread_files)

@@ -13,7 +13,7 @@ from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
 from ckptmove.checkpoint.pairing import moments
 from ckptmove.checkpoint.state_dicts import buffers, without_inner
 from ckptmove.checkpoint.trainers import trainer_of
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +102,7 @@ def _place(inventory: Inventory, optimizer: OptimizerRecord) -> str:
 def _pool(inventory: Inventory, place: str, state: set[str]) -> _Pool | None:
     """Return the candidates at a place, or None if it may not have the whole model."""
     tensors: Sequence[TensorRecord] = inventory.tensors
-    is_whole = not trainer_of(inventory.layout).is_spread or container_class(inventory.container).is_distributed
+    is_whole = not trainer_of(inventory.layout).is_spread or facts_of(inventory.container).is_distributed
     if isinstance(inventory, DirectoryInventory):
         files = {file.prefix: file for file in inventory.files}
         if place in files:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.errors import UsageError
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.text import Argument, Command, command_line, quoted
 from ckptmove.torch_facts.devices import NO_DEVICE, is_accelerator, parse_target, split
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.directories import FileRecord
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.findings.candidates import Lacking
-    from ckptmove.findings.remedies import Source
+    from ckptmove.findings.trials import Source
     from ckptmove.model import Inventory, TensorRecord
 
 
@@ -108,7 +108,7 @@ def convert_command(inventory: Inventory, context: Context, where: Sequence[str]
 
     Of a directory of several checkpoints, one is converted, because the others may be right as they are.
     """
-    container = container_class(inventory.container)
+    container = facts_of(inventory.container)
     if not container.is_editable:
         return container.unwritten_hint
     subject = checkpoint_of(inventory, where)
@@ -130,7 +130,7 @@ def remap_command(inventory: Inventory, context: Context, where: Sequence[str], 
     It does not change keys or storages of files with code, nor those of a distributed checkpoint. Arguments as for
     :func:`convert_command`.
     """
-    container = container_class(inventory.container)
+    container = facts_of(inventory.container)
     if container.has_code or not container.is_editable:
         return ""
     subject = checkpoint_of(inventory, where)

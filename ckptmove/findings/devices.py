@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory, sharding_of
-from ckptmove.checkpoint.inventory.mentions import is_in_code, named_ids
-from ckptmove.checkpoint.pickled import PickledObjects
+from ckptmove.checkpoint.inventory.mentions import is_in_code, mesh_owners, named_ids
 from ckptmove.checkpoint.state_dicts import with_wrappers
-from ckptmove.conversion.keep import mesh_owners
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import (
     census,
@@ -22,7 +20,7 @@ from ckptmove.findings.context import (
     known_count,
     target_device,
 )
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.model import Severity
 from ckptmove.text import Argument, amount
 from ckptmove.torch_facts.devices import is_accelerator, same_device, split
@@ -68,6 +66,8 @@ def _mixed(tensors: list[TensorRecord], inventory: Inventory, context: Context) 
 
 def _has_mixed_module(tensors: Iterable[TensorRecord], inventory: Inventory) -> bool:
     """Whether one pickled module has tensors on several devices."""
+    from ckptmove.checkpoint.pickled import PickledObjects
+
     modules, homes = PickledObjects(inventory), dict[str, str]()
     return any(
         not same_device(homes.setdefault(module, tensor.device), tensor.device)
@@ -185,7 +185,7 @@ def _graph_device(inventory: Inventory) -> Iterator[Finding]:
         named = [one.value for one in inventory.mentions if one.kind == "torch.device" and ".values." in one.where]
         home = next((tag for tag in named if not any(same_device(tag, place) for place in places)), "cpu")
         message = f"the graph expects {amount(len(names), 'tensor')} on {home}, but the file has them elsewhere"
-        fix = container_class("torch-export").unwritten_hint
+        fix = facts_of("torch-export").unwritten_hint
         yield found("D104", message, names, fix)._replace(severity=Severity.ERROR)
 
 
@@ -288,3 +288,7 @@ def _code_fix(lines: list[Mention]) -> str:
         f"convert cannot change code: in the module's source, replace {lines[0].value} by x.device of an input x, "
         f"then torch.jit.save(torch.jit.script(module), ...) again"
     )
+
+
+#: The rules, in the order of the codes.
+RULES: Final = (mixed_devices, optimizer_device, device_index, device_mention)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.scales import scaled_weights
 from ckptmove.errors import UncastableDtype
@@ -71,3 +71,7 @@ def _fix(inventory: Inventory, context: Context, target: str, where: list[str]) 
         name, dtype = error.tensors[0]
         return f"in the script that reads it, cast {name} from {dtype}: {error.reason}"
     return convert_command(inventory, context, where, Argument("cast", True))
+
+
+#: The rules, in the order of the codes.
+RULES: Final = (dtype_unsupported, stored_scales)

@@ -98,3 +98,7 @@ def _fix(
     command = remap_command(inventory, context, [*keys], *plain, *options) if is_clear else ""
     prefix = _quoted([_begin(keys)] if _begin(keys) else inner)
     return command or f"remove {prefix} from the keys in the script that reads it: convert cannot change its keys"
+
+
+#: The rules, in the order of the codes.
+RULES: Final = (wrapper_prefix,)

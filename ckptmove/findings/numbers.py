@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.findings.catalogue import found
 from ckptmove.text import some
@@ -30,3 +30,7 @@ def scaler_scale(inventory: Inventory, _context: Context) -> Iterator[Finding]:
         message = some([f"{one.where} is {one.value}" for one in broken])
         fix = "in the training script, make a new GradScaler in place of restoring this one"
         yield found("N503", message, [one.where for one in broken], fix)
+
+
+#: The rules, in the order of the codes.
+RULES: Final = (not_finite, scaler_scale)

@@ -331,3 +331,18 @@ def _restore_model_only(inventory: Inventory, optimizer: OptimizerRecord) -> str
     file = file_of(inventory, optimizer.where)
     from_file = "" if file is None else f" of {file.path}" if "model" in file.roles else f", without {file.path}"
     return f"restore only the model{from_file}: the optimizer state does not fit"
+
+
+#: The rules, in the order of the codes.
+RULES: Final = (
+    step_on_accelerator,
+    capturable_unsupported,
+    step_on_cpu,
+    state_shape,
+    state_missing,
+    group_size,
+    state_incomplete,
+    state_order,
+    state_precision,
+    schedule_free_mode,
+)

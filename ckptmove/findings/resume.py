@@ -144,3 +144,7 @@ def _save_line(inventory: Inventory, context: Context, absent: list[str]) -> str
         hook = "def on_save_checkpoint(self, checkpoint): checkpoint.update"
         return f"in the LightningModule: {hook}({{{lines['RNG states']}}})" if "RNG states" in absent else ""
     return f"in the training script, save with the rest: {', '.join(lines[words] for words in absent)}"
+
+
+#: The rules, in the order of the codes.
+RULES: Final = (rng_on_accelerator, resume_incomplete, rng_count, scheduler_rate)

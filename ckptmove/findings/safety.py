@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.trainers import resumes_despite
-from ckptmove.findings.beside import dangerous_beside
 from ckptmove.findings.catalogue import found
 from ckptmove.findings.context import checkpoint_of, look_at_each
-from ckptmove.findings.remedies import choose
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.model import OLDEST_TORCH, Severity
 from ckptmove.text import Command, amount, quoted, some
 from ckptmove.torch_facts.weights_only import DTENSOR_MODULE, DTENSOR_NAMES, WEIGHTS_ONLY_UNTIL, newest
@@ -41,7 +39,7 @@ def weights_only(inventory: Inventory, context: Context) -> Iterator[Finding]:
     does not read, it names what no library of torch writes there.
     """
     yield from _strangers(inventory)
-    container = container_class(inventory.container)
+    container = facts_of(inventory.container)
     if container.is_distributed:
         return
     refused, files = _refused(inventory)
@@ -76,7 +74,7 @@ def weights_only(inventory: Inventory, context: Context) -> Iterator[Finding]:
 
 def _strangers(inventory: Inventory) -> Iterator[Finding]:
     """S701 for names of other packages in a pickle that has no weights-only mode, or that no load reads."""
-    if container_class(inventory.container).is_distributed:
+    if facts_of(inventory.container).is_distributed:
         names = [use.name for use in inventory.globals if use.verdict == "unknown"]
         if names:
             message = f"loading unpickles .metadata, which imports {amount(len(names), 'name')}: {some(names, _SHOWN)}"
@@ -96,7 +94,11 @@ def _remedy(inventory: Inventory, context: Context, files: Sequence[FileRecord])
     subject = checkpoint_of(inventory, [file.path for file in files])
     if subject is None:
         return look_at_each(inventory)
-    remedy = None if context.source is None else choose(inventory, context.source, subject[0], files)
+    if context.source is None:
+        return ""
+    from ckptmove.findings.remedies import choose
+
+    remedy = choose(inventory, context.source, subject[0], files)
     return "" if remedy is None else remedy.command
 
 
@@ -111,7 +113,7 @@ def _dtensors(inventory: Inventory, context: Context, *, is_alone: bool) -> Iter
     If other names are refused too, the finding for those has the remedy.
     """
     names = [use.name for use in inventory.globals if use.name in DTENSOR_NAMES]
-    if names and container_class(inventory.container).loader == "torch.load":
+    if names and facts_of(inventory.container).loader == "torch.load":
         rows = inventory.files if isinstance(inventory, DirectoryInventory) else ()
         files = [file for file in rows if not DTENSOR_NAMES.isdisjoint(file.refused)]
         message = f"torch.load(weights_only=True) accepts its DTensors after 'import {DTENSOR_MODULE}'"
@@ -126,7 +128,7 @@ def dangerous_global(inventory: Inventory, _context: Context) -> Iterator[Findin
     apart = [use for use in inventory.apart if use.verdict == "dangerous"]
     parts: list[str] = []
     if names:
-        loader = container_class(inventory.container).loader
+        loader = facts_of(inventory.container).loader
         loading = loader if loader == "torch.export.load" else "loading without weights_only"
         parts.append(f"{loading} could run {some(names, _SHOWN)}")
     if apart:
@@ -139,7 +141,10 @@ def dangerous_global(inventory: Inventory, _context: Context) -> Iterator[Findin
         files = [file.path for file in rows if file.runs]
         message = f"{some(files, _SHOWN)}: {'; '.join(parts)}" if files else "; ".join(parts)
         yield found("S702", message, [*files, *names], _do_not_load(inventory))
-    yield from dangerous_beside(inventory)
+    if isinstance(inventory, DirectoryInventory):
+        from ckptmove.findings.beside import dangerous_beside
+
+        yield from dangerous_beside(inventory)
 
 
 def weights_only_older(inventory: Inventory, _context: Context) -> Iterator[Finding]:
@@ -201,7 +206,7 @@ def _do_not_load(inventory: Inventory) -> str:
 
 def _newer_names(inventory: Inventory) -> list[GlobalUse]:
     """Return the names that the newest torch accepts, but not every supported torch."""
-    if not isinstance(inventory, DirectoryInventory) and not container_class(inventory.container).is_torch_save:
+    if not isinstance(inventory, DirectoryInventory) and not facts_of(inventory.container).is_torch_save:
         return []
     return [use for use in inventory.globals if use.weights_only_since not in {None, OLDEST_TORCH}]
 
@@ -211,3 +216,7 @@ def _older_refusals(later: Sequence[GlobalUse]) -> tuple[str, str]:
     first = newest(use.weights_only_since for use in later)
     names = [f"{use.name}{'' if (at := use.weights_only_since) == first else f' (since {at})'}" for use in later]
     return first, f"{amount(len(names), 'name')}: {some(names, _SHOWN)}"
+
+
+#: The rules, in the order of the codes.
+RULES: Final = (weights_only, dangerous_global, weights_only_older)

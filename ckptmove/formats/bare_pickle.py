@@ -9,7 +9,7 @@ import hashlib
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedArchive, DamagedPickle, LimitExceeded, UneditablePickle
-from ckptmove.formats.contract import TORCH_SUFFIXES, Container
+from ckptmove.formats.contract import Container
 from ckptmove.formats.nested_streams import (
     find_streams,
     insert_streams,
@@ -45,11 +45,6 @@ class BarePickle(Container):
     """A file of ``pickle.dump``, whose byte order is that of the streams in it; little-endian without any."""
 
     name = "pickle"
-    no_devices_when_empty = "there is no tensor in the pickle, and so no device to rewrite"
-    rewritten_as = "torch-zip"
-    suffixes = (*TORCH_SUFFIXES, ".tar")
-    loader = "pickle.load"
-    weights_only = None
 
     @classmethod
     def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> BarePickle:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING
 
 from ckptmove.errors import InPlaceImpossible, NothingToUndo, Refused
 from ckptmove.io.changes import Patch
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from ckptmove.limits import Limits
     from ckptmove.model import ArchiveFact, Span, StorageRef
     from ckptmove.pickles.state import Machine
-
-#: Suffixes that ``torch.save`` and pickle files usually have.
-TORCH_SUFFIXES: Final = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 
 
 class ReadOnlyFormat(Refused):
@@ -44,32 +41,12 @@ class Container(ABC):
     Some formats have no pickle. They build the same tree from their own metadata, as if a machine had read a pickle.
 
     Attributes:
-        name: name of the format in the JSON output.
+        name: name of the format in the JSON output; :mod:`ckptmove.formats.facts` has its properties.
         source: bytes of the file.
         limits: resource limits for reading it.
         byteorder: byte order of the storage elements, ``little`` or ``big``.
         torch_version: version of torch that wrote the file, if the file records it.
         producer: another program that wrote the file, if the file records it.
-        has_devices: whether the format stores a device for each storage.
-        why_no_devices: the reason why it stores none, for messages.
-        no_devices_when_empty: the reason why a file without tensors has no device to change, for messages; empty if it
-            is converted to a copy.
-        has_code: whether it holds code that relies on the dtypes of its tensors.
-        is_script: whether that code is TorchScript, which names devices.
-        is_table: whether it holds tensors by name and no objects, sorted by their names.
-        is_distributed: whether a folder of several files is one checkpoint.
-        is_torch_save: whether ``torch.save`` writes it, in a form that ``torch.load`` has read since 0.1.10.
-        is_editable: whether ``convert`` can change it.
-        is_written: whether a file whose devices change keeps the format.
-        unwritten_hint: what to do instead, if it is not written and ``rewritten_as`` no format.
-        rewritten_as: the format of a file whose keys or parts change, if it is another one.
-        suffixes: suffixes of file names that its readers expect.
-        is_mappable: whether ``torch.load(mmap=True)`` maps it.
-        loader: the function or the library that reads its tensors.
-        weights_only: value of this argument that loads the file. False if weights-only mode rejects the format. None
-            if the loader has no such argument.
-        not_weights_only: the reason why ``torch.load(weights_only=True)`` rejects the format, for messages.
-        unsupported_hint: what to do with a file that is recognized but not supported.
         opened: names of loader functions whose every call was parsed as data, so that their effect is known.
             A finding does not report them as unknown globals.
         placeholder: prefix of the strings in the tree that replace long strings; empty if no string is replaced.
@@ -82,24 +59,6 @@ class Container(ABC):
     byteorder: str = "little"
     torch_version: str | None = None
     producer: str | None = None
-    has_devices: ClassVar[bool] = True
-    why_no_devices: ClassVar[str] = ""
-    no_devices_when_empty: ClassVar[str] = ""
-    has_code: ClassVar[bool] = False
-    is_script: ClassVar[bool] = False
-    is_table: ClassVar[bool] = False
-    is_distributed: ClassVar[bool] = False
-    is_torch_save: ClassVar[bool] = False
-    is_editable: ClassVar[bool] = True
-    is_written: ClassVar[bool] = True
-    unwritten_hint: ClassVar[str] = ""
-    rewritten_as: ClassVar[str] = ""
-    suffixes: ClassVar[tuple[str, ...]] = ()
-    is_mappable: ClassVar[bool] = False
-    loader: ClassVar[str] = "torch.load"
-    weights_only: ClassVar[bool | None] = True
-    not_weights_only: ClassVar[str] = ""
-    unsupported_hint: ClassVar[str] = "ckptmove reads files of torch.save"
     opened: frozenset[str] = frozenset()
     placeholder: str = ""
     notes: Mapping[str, str] = MappingProxyType({})

@@ -7,7 +7,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedArchive, DamagedPickle
-from ckptmove.formats.pickle_signature import HEAD_BYTES, is_pickle
+from ckptmove.formats.head import HEAD_BYTES
+from ckptmove.formats.pickle_signature import is_pickle
 from ckptmove.io.part import MemorySource, PartSource
 from ckptmove.model import Span
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.formats.pickle_signature import HEAD_BYTES, may_be_pickle
-from ckptmove.formats.tar_header import is_header
+from ckptmove.formats.head import HEAD_BYTES, is_header
+from ckptmove.formats.pickle_signature import may_be_pickle
 from ckptmove.formats.zip_archive.headers import LOCAL_SIGNATURE
 from ckptmove.io.inflate import inflate
 from ckptmove.model import Span

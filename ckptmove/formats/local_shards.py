@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ckptmove.formats.chunks import Chunk
 from ckptmove.pickles.rebuild_arguments import NotATensor, items
 from ckptmove.pickles.tree import Call, Dict, Global
+from ckptmove.torch_facts.weights_only import SHARDED_TENSOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 #: Full names of the class DTensor; the second up to torch 2.4.
 DTENSOR: Final = frozenset({"torch.distributed.tensor.DTensor", "torch.distributed._tensor.api.DTensor"})
-#: Full name of the class ShardedTensor.
-SHARDED_TENSOR: Final = "torch.distributed._shard.sharded_tensor.api.ShardedTensor"
 CLASSES: Final = DTENSOR | {SHARDED_TENSOR}
 _FROM_TYPE: Final = "torch._tensor._rebuild_from_type_v2"
 _WRAPPER: Final = "torch._utils._rebuild_wrapper_subclass"

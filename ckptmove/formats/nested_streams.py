@@ -17,6 +17,7 @@ from ckptmove.formats.zip_archive.headers import LOCAL_SIGNATURE
 from ckptmove.formats.zip_archive.index import read_directory
 from ckptmove.io.part import MemorySource, PartSource
 from ckptmove.pickles.machine import interpret
+from ckptmove.pickles.storage_id import prefix_keys
 from ckptmove.pickles.tree import Call, Dict, Global, Tuple, nodes
 
 if TYPE_CHECKING:
@@ -78,8 +79,7 @@ def insert_streams(machine: Machine, streams: tuple[NestedStream, ...], limits: 
         inner = interpret(machine.data, limits, begin, machine.excess)
         if inner.end != begin + len(pickles[place + 1]):
             raise DamagedArchive(stream.container.source.path, "unexpected bytes after the pickle of a tensor")
-        for persistent in inner.persistents:
-            persistent.prefix_key(f"{place}:")  # a key is an address, which several streams may use
+        prefix_keys(inner.persistents, f"{place}:")  # a key is an address, which several streams may use
         roots[id(stream.call)] = inner.root
         machine.merge(inner)
         if isinstance(stream.container, TorchLegacy):

@@ -20,8 +20,6 @@ from ckptmove.torch_facts.verdicts import EXTENSION
 if TYPE_CHECKING:
     from ckptmove.io.contracts import ByteSource
 
-#: First bytes of a file that its format is recognised by.
-HEAD_BYTES: Final = 4096
 #: PROTO and its argument, written since protocol 2.
 _PROTO: Final = tuple(b"\x80" + bytes([protocol]) for protocol in range(2, 6))
 #: Opcodes that import a name: GLOBAL, INST, STACK_GLOBAL, EXT1, EXT2, EXT4.

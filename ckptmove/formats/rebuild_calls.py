@@ -11,9 +11,10 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from ckptmove.model import StorageRef
+from ckptmove.pickles.build import new_tuple, ordered_dict
 from ckptmove.pickles.rebuild_arguments import contiguous
 from ckptmove.pickles.state import Machine
-from ckptmove.pickles.tree import Call, Dict, Global, Persistent, PlainStorage, PlainTensor, Tuple
+from ckptmove.pickles.tree import Call, Dict, Global, Persistent, PlainStorage, PlainTensor
 from ckptmove.torch_facts.devices import NO_DEVICE
 from ckptmove.torch_facts.dtypes import DTYPE_STORAGE, ITEM_BYTES
 
@@ -33,13 +34,13 @@ def rebuild_call(name: str, dtype: str, shape: tuple[int, ...], *, requires_grad
     numel = prod(shape)
     count = numel if storage else numel * ITEM_BYTES[dtype]
     storage_class = Global("torch", storage) if storage else Global("torch.storage", "UntypedStorage")
-    pid = _tuple("storage", storage_class, name, NO_DEVICE, count)
-    arguments: list[Value] = [Persistent(pid, -1), 0, _tuple(*shape), _tuple(*contiguous(shape))]
+    pid = new_tuple("storage", storage_class, name, NO_DEVICE, count)
+    arguments: list[Value] = [Persistent(pid, -1), 0, new_tuple(*shape), new_tuple(*contiguous(shape))]
     arguments += requires_grad, None
     if storage is None:
         arguments.append(Global("torch", dtype))
     function = Global("torch._utils", "_rebuild_tensor_v2" if storage else "_rebuild_tensor_v3")
-    return Call(function, _tuple(*arguments), -1)
+    return Call(function, new_tuple(*arguments), -1)
 
 
 def table_machine(rows: Rows, limits: Limits, nbytes: int) -> Machine:
@@ -76,11 +77,5 @@ def _plain_form(dtype: str, shape: tuple[int, ...]) -> tuple[str, int, tuple[int
 def _machine(flat: list[Value], starts: Starts, limits: Limits, nbytes: int) -> Machine:
     machine = Machine(b"", limits)
     machine.end = nbytes
-    root = Call(Global("collections", "OrderedDict"), Tuple((), ()), -1)
-    root.assigned = Dict(flat, starts)
-    machine.root = root
+    machine.root = ordered_dict(Dict(flat, starts))
     return machine
-
-
-def _tuple(*items: Value) -> Tuple:
-    return Tuple(items, (-1,) * len(items))

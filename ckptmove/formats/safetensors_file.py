@@ -82,12 +82,6 @@ class SafetensorsFile(Container):
     """A file of ``safetensors.torch.save_file``, which is little-endian."""
 
     name = "safetensors"
-    has_devices = False
-    is_table = True
-    suffixes = (".safetensors",)
-    why_no_devices = "safetensors stores no device: load_file(path, device=...) decides"
-    loader = "safetensors"
-    unsupported_hint = "it stores no devices: safetensors.torch.load_file(path, device='cuda:0') loads it on any device"
 
     @classmethod
     def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> SafetensorsFile:

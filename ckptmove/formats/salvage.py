@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 from ckptmove.errors import CrcMismatch, DamagedArchive, DamagedPickle, LimitExceeded
 from ckptmove.formats.bare_pickle import BarePickle
 from ckptmove.formats.enclosed_pickle import NUMPY, of_objects
+from ckptmove.formats.head import HEAD_BYTES, is_header
 from ckptmove.formats.inflated import inflated
 from ckptmove.formats.nested_streams import LOADER
 from ckptmove.formats.pickle_outline import first_pickle
-from ckptmove.formats.pickle_signature import HEAD_BYTES, imports_nothing, may_be_pickle, names_of
-from ckptmove.formats.tar_header import is_header
+from ckptmove.formats.pickle_signature import imports_nothing, may_be_pickle, names_of
 from ckptmove.formats.tar_index import iterate_members
 from ckptmove.formats.torch_legacy import MAGIC, TorchLegacy
 from ckptmove.formats.torch_tar import TorchTar

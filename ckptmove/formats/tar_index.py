@@ -14,7 +14,7 @@ from posixpath import dirname, join, normpath
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from ckptmove.errors import DamagedArchive, LimitExceeded
-from ckptmove.formats.tar_header import BLOCK
+from ckptmove.formats.head import BLOCK
 from ckptmove.model import Span
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from ckptmove.formats.contract import ReadOnlyFormat
 from ckptmove.formats.export_code import called_names
 from ckptmove.formats.export_json import ExportDevice, ExportJson, JsonBudget
 from ckptmove.formats.export_pickle import ExportPickle
+from ckptmove.formats.facts import facts_of
 from ckptmove.formats.nested_streams import NestedStream, insert_streams, open_stream, split_key
 from ckptmove.formats.torch_zip import TorchZip
 from ckptmove.formats.zip_archive.index import DEFLATED, STORED
@@ -73,20 +74,6 @@ class TorchExport(TorchZip):
     """A program of ``torch.export.save``, or several of ``package_pt2``; the graph names the version of torch."""
 
     name = "torch-export"
-    is_torch_save = False
-    is_mappable = False
-    has_code = True
-    is_editable = False
-    is_written = False
-    unwritten_hint = (
-        "move the program before torch.export.save: torch.export.passes.move_to_device_pass(program, 'DEVICE')"
-    )
-    suffixes = (".pt2", ".zip")
-    loader = "torch.export.load"
-    weights_only = None
-    unsupported_hint = (
-        "export the model again with torch 2.8 or newer: torch.export.save(torch.export.export(...), 'x.pt2')"
-    )
     _own_pickles = ()
 
     def __init__(self, source: ByteSource, directory: ZipDirectory, limits: Limits) -> None:
@@ -348,7 +335,7 @@ class TorchExport(TorchZip):
 
     def _pickle_records(self, pickle: bytes) -> dict[int, NewRecord]:
         """Raise ReadOnlyFormat: a graph and its operators may be bound to a device in places that no plan knows."""
-        raise ReadOnlyFormat(self.source.path, self.name, self.unwritten_hint)
+        raise ReadOnlyFormat(self.source.path, self.name, facts_of(self.name).unwritten_hint)
 
 
 def _inputs(graph: ExportJson) -> Iterator[tuple[str, str]]:

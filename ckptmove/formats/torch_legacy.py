@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedArchive, DamagedPickle, LimitExceeded
-from ckptmove.formats.contract import TORCH_SUFFIXES, Container
+from ckptmove.formats.contract import Container
 from ckptmove.io.contracts import BytesSegment, CastSegment, CopySegment
 from ckptmove.io.part import PartSource
 from ckptmove.model import ArchiveFact, Span
@@ -19,6 +19,7 @@ from ckptmove.pickles.state import Machine
 from ckptmove.pickles.stream import read_pickle
 from ckptmove.pickles.tensors import TensorReader
 from ckptmove.pickles.tree import MADE, List, Tuple
+from ckptmove.text import some
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,9 +46,6 @@ class TorchLegacy(Container):
     """
 
     name = "torch-legacy"
-    is_torch_save = True
-    rewritten_as = "torch-zip"
-    suffixes = (*TORCH_SUFFIXES, ".tar")
 
     @classmethod
     def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> TorchLegacy:
@@ -157,8 +155,8 @@ class TorchLegacy(Container):
     def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
         """The output with a new object pickle; everything else unchanged."""
         if self._cut_off:
-            more = f" and {len(self._cut_off) - 1} more" if len(self._cut_off) > 1 else ""
-            raise self._damage(f"it ends before the end of storage '{self._cut_off[0]:.40}'{more}")
+            cut_off = some(f"'{key:.40}'" for key in self._cut_off)
+            raise self._damage(f"it ends before the end of storage {cut_off}")
         new: list[tuple[Span, Segment]] = []
         if pickle != self._pickle:
             new.append((self._pickle_span, BytesSegment(pickle)))

@@ -12,13 +12,14 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.errors import DamagedArchive
-from ckptmove.formats.contract import TORCH_SUFFIXES, Container, ReadOnlyFormat
+from ckptmove.formats.contract import Container, ReadOnlyFormat
 from ckptmove.formats.replaced_values import replace_nodes
 from ckptmove.formats.tar_index import padded, read_members
 from ckptmove.formats.tar_tables import MemberReader, read_storages, read_tensors
 from ckptmove.io.contracts import CopySegment
 from ckptmove.io.part import PartSource
 from ckptmove.model import ArchiveFact, Span
+from ckptmove.pickles.build import new_tuple
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.tree import Call, Global, Persistent, Tuple
 
@@ -44,11 +45,6 @@ class TorchTar(Container):
     """A checkpoint of ``torch.save`` before 0.1.10; little-endian: torch ignores the byte order in ``sys_info``."""
 
     name = "torch-tar"
-    rewritten_as = "torch-zip"
-    is_written = False
-    suffixes = (*TORCH_SUFFIXES, ".tar")
-    weights_only = False
-    not_weights_only = "it is a tar of torch 0.1, which weights_only=True refuses since torch 2.6"
 
     @classmethod
     def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> TorchTar:
@@ -153,7 +149,7 @@ class TorchTar(Container):
             items = "storage", kind, str(storage.key), location, storage.numel
             ids[storage.key] = Tuple(items, (-1, kind_start, key_start, location_start, -1))
         for view in self._storages.views:
-            part = Tuple((str(view.key), view.offset, view.numel), (-1, -1, -1))
+            part = new_tuple(str(view.key), view.offset, view.numel)
             ids[view.key] = Tuple((*ids[view.root].items, part), (*ids[view.root].starts, -1))
         known: dict[int, Value] = {key: Persistent(pid, -1) for key, pid in ids.items()}
         rebuild = Global("torch._utils", "_rebuild_tensor")
@@ -162,8 +158,8 @@ class TorchTar(Container):
             if pid is None or tensor.key in known:
                 detail = f"tensor '{tensor.key}' has an unknown storage, or the key of another one"
                 raise DamagedArchive(self.source.path, detail)
-            shape, stride = (Tuple(sizes, (-1,) * len(sizes)) for sizes in (tensor.shape, tensor.stride))
-            args = Tuple((Persistent(pid, -1), tensor.offset, shape, stride), (-1, -1, -1, -1))
+            shape, stride = new_tuple(*tensor.shape), new_tuple(*tensor.stride)
+            args = new_tuple(Persistent(pid, -1), tensor.offset, shape, stride)
             known[tensor.key] = Call(rebuild, args, _entry(tensors[tensor.place]).starts[0])
         return known
 

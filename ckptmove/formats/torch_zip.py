@@ -13,9 +13,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Final, cast
 
 from ckptmove.errors import CrcMismatch, DamagedArchive, LimitExceeded, NothingToUndo
-from ckptmove.formats.contract import TORCH_SUFFIXES, Container
-from ckptmove.formats.zip_archive.gaps import hidden_bytes
-from ckptmove.formats.zip_archive.headers import LOCAL_BYTES, LocalHeaders
+from ckptmove.formats.contract import Container
+from ckptmove.formats.zip_archive.headers import LOCAL_BYTES, LocalHeaders, hidden_bytes
 from ckptmove.formats.zip_archive.index import DEFLATED, STORED, ZipDirectory, ZipRecord
 from ckptmove.formats.zip_archive.names import (
     KNOWN_RECORDS,
@@ -59,9 +58,6 @@ class TorchZip(Container):
     """A checkpoint of ``torch.save``; little-endian if no record names the byte order, as in torch."""
 
     name = "torch-zip"
-    is_torch_save = True
-    is_mappable = True
-    suffixes: ClassVar[tuple[str, ...]] = (*TORCH_SUFFIXES, ".zip", ".tar")  # model.pth.tar is common
     #: Records that are held in memory together: if one is compressed, lower limits apply to all of them.
     _own_pickles: ClassVar[tuple[str, ...]] = ("data.pkl",)
 

@@ -49,13 +49,6 @@ class TorchScript(TorchZip):
     """
 
     name = "torchscript"
-    is_torch_save = False
-    is_mappable = False
-    has_code = True
-    is_script = True
-    loader = "torch.jit.load"
-    weights_only = None
-    not_weights_only = "it is a TorchScript archive, which weights_only=True refuses since torch 2.6"
     #: The record that every archive of this format has.
     _main: ClassVar[str] = "data.pkl"
     _own_pickles = ("data.pkl", *(one.record for one in _MORE_PICKLES))

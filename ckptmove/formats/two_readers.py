@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.formats.pickle_signature import HEAD_BYTES, may_be_pickle
-from ckptmove.formats.tar_header import is_header
-from ckptmove.formats.zip_archive.lenient import find_end, local_headers, searched_bytes
+from ckptmove.formats.head import HEAD_BYTES, is_header
 from ckptmove.io.part import PartSource
 from ckptmove.model import Span
 from ckptmove.text import some
@@ -46,9 +44,14 @@ def other_readings(container: Container) -> Iterator[Reading]:
     strays = [*container.strays()]
     if name != "torch-tar" and is_header(head):
         yield from _of_whole(container, "a tar archive", "at its start")
-    if name in _OTHERS and may_be_pickle(head, source.size):
-        yield from _of_whole(container, "a pickle", "at its start")
+    if name in _OTHERS:
+        from ckptmove.formats.pickle_signature import may_be_pickle
+
+        if may_be_pickle(head, source.size):
+            yield from _of_whole(container, "a pickle", "at its start")
     if name in _OTHERS | _PICKLES:
+        from ckptmove.formats.zip_archive.lenient import find_end
+
         end = find_end(source)
         # A tensor may hold the bytes of an archive. One whose offsets count from the start of the file was put there.
         if end is not None and (end.shift == 0 or name == "safetensors"):
@@ -64,6 +67,8 @@ def _of_whole(container: Container, kind: str, where: str) -> Iterator[Reading]:
 
 
 def _of_stray(container: Container, stray: str, span: Span) -> Iterator[Reading]:
+    from ckptmove.formats.zip_archive.lenient import local_headers, searched_bytes
+
     rest = PartSource(container.source, span)
     end = searched_bytes(rest)
     starts = [_after_zeros(rest, Span(0, end))]

@@ -7,24 +7,11 @@ from contextlib import suppress
 from typing import BinaryIO, ClassVar, Final
 
 from ckptmove.errors import AccessFailed, SourceChanged, UsageError, reason_of
+from ckptmove.io.locations import OpenFile
 from ckptmove.io.part import BlocksByRead, check_within
 from ckptmove.io.source import read_exactly
 
 _END: Final = 2
-
-
-class OpenFile(str):
-    """The name of a file object in messages, with the object, which its owner closes."""
-
-    __slots__ = ("file",)
-
-    file: BinaryIO
-
-    def __new__(cls, file: BinaryIO) -> OpenFile:
-        """Name a file object by its class."""
-        named = super().__new__(cls, f"<{type(file).__name__}>")
-        named.file = file
-        return named
 
 
 def location_of(file: BinaryIO) -> str:

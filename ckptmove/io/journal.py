@@ -1,8 +1,7 @@
 """Encode and decode the journal of a change in place, which contains the bytes to restore.
 
-The journal is next to its file, under a hidden name of fixed length that is computed from the name of the file, so that
-one lookup finds it. It is durable before the first byte of the file changes, and removed after the last one has. A torn
-journal means that nothing has changed yet.
+It is durable before the first byte of the file changes, and removed after the last one has. A torn journal means that
+nothing has changed yet.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ UNKNOWN_JOURNAL: Final = "this version of ckptmove does not know its format"
 _MOST_BYTES: Final = (1 << 63) - 1
 #: Maximum length of an anchor. In a zip archive it covers the end of the directory, with the CRCs of the records.
 ANCHOR_BYTES: Final = 1 << 16
-_PREFIX: Final = ".ckptmove-"
-_SUFFIX: Final = ".journal"
 
 
 class ChangedRange(NamedTuple):
@@ -110,26 +107,3 @@ def _is_possible(journal: Journal) -> bool:
     return written == longer <= _MOST_BYTES and all(
         anchor.start <= anchor.end <= min(anchor.start + ANCHOR_BYTES, shorter) for anchor in journal.anchors
     )
-
-
-def journal_name(name: str) -> str:
-    """Return the name of a file's journal."""
-    return f"{_PREFIX}{zlib.crc32(os.fsencode(name)):08x}{_SUFFIX}"
-
-
-def is_journal(name: str) -> bool:
-    """Whether a name has the form of a journal's name."""
-    return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
-
-
-def home_of(path: str) -> tuple[str, str]:
-    """Return the folder and the name of a file; of a symbolic link, those of its target."""
-    real = os.path.realpath(path) if os.path.islink(path) else path
-    folder, name = os.path.split(real)
-    return folder or os.curdir, name
-
-
-def journal_path(path: str) -> str:
-    """Return the path of a file's journal, which is next to the file."""
-    folder, name = home_of(path)
-    return os.path.join(folder, journal_name(name))

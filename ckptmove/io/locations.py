@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import zlib
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from ckptmove.errors import WriteFailed
 from ckptmove.io.portable import ALL, NEW_FILE, SEPARATORS
@@ -20,7 +21,24 @@ if TYPE_CHECKING:
 #: For a mistyped path: entries of its folder to compare with, and the least similarity.
 _MOST_ENTRIES: Final = 1000
 _NEARLY: Final = 0.8
+#: Start and end of the name of a journal, which is next to its file. It is a hidden name of fixed length, computed from
+#: the name of the file, so that one lookup finds it.
+_JOURNAL: Final = (".ckptmove-", ".journal")
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
+
+
+class OpenFile(str):
+    """The name of a file object in messages, with the object, which its owner closes."""
+
+    __slots__ = ("file",)
+
+    file: BinaryIO
+
+    def __new__(cls, file: BinaryIO) -> OpenFile:
+        """Name a file object by its class."""
+        named = super().__new__(cls, f"<{type(file).__name__}>")
+        named.file = file
+        return named
 
 
 def is_folder(path: str) -> bool:
@@ -161,3 +179,26 @@ def read_link(path: str) -> str:
         return os.readlink(path)  # a Path would normalize the target
     except OSError:
         return ""
+
+
+def journal_name(name: str) -> str:
+    """Return the name of a file's journal."""
+    return f"{zlib.crc32(os.fsencode(name)):08x}".join(_JOURNAL)
+
+
+def is_journal(name: str) -> bool:
+    """Whether a name has the form of a journal's name."""
+    return name.startswith(_JOURNAL[0]) and name.endswith(_JOURNAL[1])
+
+
+def home_of(path: str) -> tuple[str, str]:
+    """Return the folder and the name of a file; of a symbolic link, those of its target."""
+    real = os.path.realpath(path) if os.path.islink(path) else path
+    folder, name = os.path.split(real)
+    return folder or os.curdir, name
+
+
+def journal_path(path: str) -> str:
+    """Return the path of a file's journal, which is next to the file."""
+    folder, name = home_of(path)
+    return os.path.join(folder, journal_name(name))

@@ -25,7 +25,8 @@ from ckptmove.errors import (
     WriteFailed,
     reason_of,
 )
-from ckptmove.io.journal import ANCHOR_BYTES, ChangedRange, Journal, decode, home_of, journal_path
+from ckptmove.io.journal import ANCHOR_BYTES, ChangedRange, Journal, decode
+from ckptmove.io.locations import home_of, journal_path
 from ckptmove.io.outputs import do_nothing
 from ckptmove.io.portable import UNTRUSTED, open_file, own_user, sync_folder
 from ckptmove.io.source import stamp_of

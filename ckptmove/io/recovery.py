@@ -9,8 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ckptmove.errors import RollbackFailed
-from ckptmove.io.changes import InterruptedConversion
-from ckptmove.io.journal import is_journal, journal_name, journal_path
+from ckptmove.io.locations import is_journal, journal_name, journal_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ def require_settled(path: str) -> None:
             return
     except ValueError:
         return  # an invalid name: opening it reports the error
+    from ckptmove.io.changes import InterruptedConversion
     from ckptmove.io.patch import read_journal
 
     try:

@@ -78,10 +78,9 @@ class FileSource:
     def read(self, start: int, end: int) -> bytes:
         """Bytes from ``start`` to ``end`` (exclusive)."""
         self._within(start, end)
-        try:
-            return read_exactly(self._read_piece, self.path, start, end)
-        except OSError as error:
-            raise AccessFailed(self.path, reason_of(error)) from error
+        data = bytearray(end - start)
+        self._fill(memoryview(data), start)
+        return bytes(data)
 
     def read_into(self, start: int, memory: memoryview) -> None:
         """Read bytes from ``start`` on until the memory is full; errors as of :meth:`read`."""
@@ -116,31 +115,20 @@ class FileSource:
         if not 0 <= start <= end <= self.size:
             raise DamagedArchive(self.path, f"bytes {start} to {end} of a file of {self.size} bytes")
 
-    def _read_piece(self, start: int, end: int) -> bytes:
-        """Read some bytes without moving the position of the file, which a fork of this process shares, if possible."""
-        if hasattr(os, "pread"):
-            return os.pread(self.fileno(), end - start, start)
-        self._file.seek(start)
-        return self._file.read(end - start)
-
     def _fill(self, view: memoryview, start: int) -> None:
         done = 0
         try:
             while done < len(view):
-                count = _read_at(self._file, view[done:], start + done)
+                if hasattr(os, "preadv"):  # the position, which a fork of this process shares, does not move
+                    count = os.preadv(self.fileno(), [view[done:]], start + done)
+                else:
+                    self._file.seek(start + done)
+                    count = self._file.readinto(view[done:])
                 if not count:
                     raise SourceChanged(self.path)
                 done += count
         except OSError as error:
             raise AccessFailed(self.path, reason_of(error)) from error
-
-
-def _read_at(file: FileIO, view: memoryview, start: int) -> int:
-    """Read bytes at an offset; several threads may do so at once if `READS_AT_ONCE`."""
-    if hasattr(os, "preadv"):
-        return os.preadv(file.fileno(), [view], start)
-    file.seek(start)
-    return file.readinto(view)
 
 
 def read_exactly(read: Callable[[int, int], bytes], path: str, start: int, end: int) -> bytes:

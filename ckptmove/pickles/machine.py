@@ -22,6 +22,7 @@ from ckptmove.pickles.after_damage import uses_after
 from ckptmove.pickles.memory import StopReached
 from ckptmove.pickles.scan import GETS, WEIGHTS_ONLY_OPCODES, operation_end
 from ckptmove.pickles.state import Machine
+from ckptmove.pickles.storage_id import FIELDS
 from ckptmove.pickles.tree import Call, Node, Tuple
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from ckptmove.pickles.state import Handler
     from ckptmove.pickles.tree import Value
 
-#: Fields of ``('storage', class, key, location, numel)``, torch/serialization.py ``persistent_id``.
-_STORAGE_FIELDS: Final = 5
 #: Operations between two checks of the tree's memory.
 _BLOCK: Final = 1 << 14
 
@@ -79,7 +78,7 @@ def _check_memory(machine: Machine, position: int, operations: int, before: int)
     """Raise LimitExceeded if the tree takes much more memory than its pickle."""
     limits, nbytes, persistents = machine.limits, position - machine.begin, machine.persistents
     new = [node.pid for node in persistents[machine.counted :]]
-    machine.storages += sum(type(pid) is Tuple and len(pid.items) >= _STORAGE_FIELDS for pid in new)
+    machine.storages += sum(type(pid) is Tuple and len(pid.items) >= FIELDS for pid in new)
     machine.counted = len(persistents)
     counts = machine.containers, machine.counted, machine.storages
     machine.excess = before + limits.tree_excess(nbytes, operations, *counts)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.errors import DamagedPickle
 from ckptmove.pickles import structure
+from ckptmove.pickles.build import new_tuple
 from ckptmove.pickles.compact_memo import (
     GET_BYTES,
     HANDLERS,
@@ -148,7 +149,7 @@ def _read_value(machine: Machine, raw: bytes) -> tuple[Value, tuple[Value, ...]]
         if type(value) is not Global or value.full_name != _SIZE_CLASS:
             raise NeedsOneOperation
         numbers = tuple(map(number, _NUMBERS.findall(raw, begin, len(raw) - _SIZE_END)))
-        size = Tuple(numbers, (-1,) * len(numbers))
+        size = new_tuple(*numbers)
         # The tuple of numbers, unless it is empty; the tuple of arguments, which nothing else reads; the size.
         return size, ((size, WITHIN, size) if numbers else (WITHIN, size))
     if type(value) is not str and not (type(value) is Tuple and all(type(one) is int for one in value.items)):

@@ -12,6 +12,7 @@ from ckptmove.errors import DamagedPickle
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.scan import operations
 from ckptmove.pickles.state import Machine
+from ckptmove.pickles.storage_id import prefix_keys
 from ckptmove.pickles.tree import Call, Dict, Sequence
 
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ def interpret_parts(data: bytes, parts: AnySequence[PicklePart], limits: Limits)
         machine = _interpret_part(data, part, limits, joined.excess)
         joined.merge(machine)
         if part.folder:
-            for node in machine.persistents:
-                node.prefix_key(part.folder)
+            prefix_keys(machine.persistents, part.folder)
         if part is parts[0]:
             joined.root = machine.root
         elif part.attribute and isinstance(machine.root, Sequence) and machine.root.items:

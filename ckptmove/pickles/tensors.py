@@ -29,6 +29,7 @@ from ckptmove.pickles.rebuild_arguments import (
     sparse_parts,
     view_of,
 )
+from ckptmove.pickles.storage_id import FIELDS
 from ckptmove.pickles.tree import Call, Global, Node, Opaque, Persistent, PlainStorage, PlainTensor, Tuple
 from ckptmove.torch_facts.devices import NO_DEVICE
 from ckptmove.torch_facts.dtypes import ITEM_BYTES, PACKED, SCRIPT_STORAGE_DTYPE, STORAGE_DTYPE
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
     _Rebuild = Callable[["TensorReader", Tuple, str, Role], TensorRecord]
 
-_PERSISTENT_FIELDS: Final = 5
 #: Index of the first field of a StorageRef with sites.
 _SITES: Final = 5
 #: torch checks the name of the class only; a cast writes the module again.
@@ -218,7 +218,7 @@ class TensorReader:
         pid = value.pid if type(value) is Persistent else None
         if type(pid) is not Tuple:
             raise NotATensor
-        word, kind, key, device, numel = pid.items[:_PERSISTENT_FIELDS]
+        word, kind, key, device, numel = pid.items[:FIELDS]
         starts = pid.starts
         if type(key) is int:
             key = str(count(key))

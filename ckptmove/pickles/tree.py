@@ -22,8 +22,6 @@ REDUCE: Final = ord("R")
 NEWOBJ: Final = 0x81
 NEWOBJ_EX: Final = 0x92
 OBJ: Final = ord("o")
-#: Index of the key in ``('storage', class, key, location, numel)``.
-_KEY_FIELD: Final = 2
 
 #: Starts of the members of a container: a list, or an array in a tree that is not edited.
 Starts: TypeAlias = "MutableSequence[int]"
@@ -199,13 +197,6 @@ class Persistent(Node):
     def members(self) -> AnySequence[Value]:
         """The id."""
         return (self.pid,)
-
-    def prefix_key(self, prefix: str) -> None:
-        """Prefix the key of a storage. Copies the tuple of the id, which other nodes may share."""
-        items = tuple_items(self.pid)
-        if type(self.pid) is Tuple and len(items) > _KEY_FIELD and type(items[_KEY_FIELD]) is str:
-            items = (*items[:_KEY_FIELD], f"{prefix}{items[_KEY_FIELD]}", *items[_KEY_FIELD + 1 :])
-            self.pid = Tuple(items, self.pid.starts)
 
     @property
     def module(self) -> Value:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
-from ckptmove.model import OneLine, Severity
+from ckptmove.model import OneLine, fails_run
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ckptmove.model import Finding
 
 CheckStatus: TypeAlias = Literal["passed", "failed", "skipped"]
@@ -29,18 +27,6 @@ class CheckResult(NamedTuple):
     evidence: tuple[tuple[str, object], ...] = ()  # figures by name
     failures: tuple[str, ...] = ()  # the failures in the detail; empty if the check did not fail
     fix: str = ""  # the fix at the end of the detail: a command or an edit; empty without one
-
-
-def fails_run(findings: Iterable[Finding], *, strict: bool, proven: bool = True) -> bool:
-    """Whether findings fail a run: errors do. With ``--strict``, warnings and an unproven resume fail it too.
-
-    Args:
-        findings: findings that are not ignored.
-        strict: whether ``--strict`` is set.
-        proven: whether the resume was proven; True for commands that prove none.
-    """
-    grave = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
-    return any(finding.severity in grave for finding in findings) or (strict and not proven)
 
 
 class SampleSize(NamedTuple):
@@ -137,8 +123,8 @@ class Verdict(OneLine):
     not_looked_at: tuple[str, ...] = ()
 
     def fails(self, *, strict: bool) -> bool:
-        """Whether the exit code is 1: a check failed, or ``strict`` is set and :func:`fails_run` is True."""
-        return not self.passed or (strict and fails_run(self.findings, strict=True, proven=self.proven))
+        """Whether the exit code is 1: a check failed, or with ``strict`` there is a warning or no proof."""
+        return not self.passed or (strict and (not self.proven or fails_run(self.findings, strict=True)))
 
     def __str__(self) -> str:
         verdict = "failed" if not self.passed else "passed" if self.proven else "passed, but not proven"

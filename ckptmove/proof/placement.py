@@ -10,7 +10,7 @@ from ckptmove.checkpoint.pickled import PickledObjects
 from ckptmove.conversion.plan import plan_before_remap
 from ckptmove.conversion.policy import DESTINATION_RULES, MESH_TYPE
 from ckptmove.findings.context import Context, available_device, is_out_of_range
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.proof.checks import Offenders, failed, passed, skipped
 from ckptmove.text import amount, quoted, some
 from ckptmove.torch_facts.devices import is_accelerator, split
@@ -117,7 +117,7 @@ def check_placement(
     home = available_device(target, Context(device_count=device_count))
     mend = f"ckptmove convert {quoted(inventory.path)} --to {home}"
     mend += "".join(f" --keep {quoted(glob)}" for glob in request.keep)
-    kind = container_class(inventory.container)
+    kind = facts_of(inventory.container)
     return failed("placement", [*faults, *lines], mend if kind.is_editable else kind.unwritten_hint, **figures)
 
 

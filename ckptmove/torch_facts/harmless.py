@@ -225,14 +225,15 @@ _MODULES: Final = (
     r"torch\.(?:nn|optim)",
     *(rf"{package}\.(?:{modules.replace(' ', '|')})" for package, modules in _FAMILIES),
 )
-_FAMILY: Final = re.compile(rf"(?:{'|'.join(_MODULES)})\.({_CLASS})")
+# Compiled on first use: the names of most checkpoints are in the lists.
+_FAMILY: Final = rf"(?:{'|'.join(_MODULES)})\.({_CLASS})"
 #: What modules of families import, or define, that is no class of theirs.
 _FOREIGN: Final = frozenset(typing.__all__) | words(
     "ABC ABCMeta EPS Enum Function Mapping MutableMapping Node Number OpaqueBase Real Sequence TypeAliasType "
     "_Dirichlet_backward _Reduction"
 )
 #: Functions of torch's C++ on tensors, some of which are pickled as attributes of a class, and other tables of names.
-_PATTERNS: Final = re.compile(
+_PATTERNS: Final = (
     r"torch\.return_types\.[a-z_0-9]+"
     r"|torch\._C\.(?:_nn|_VariableFunctionsClass)\.(?!from_file)[a-z][a-z0-9_]*"
     r"|numpy\.dtypes\.[A-Z]\w*DType"
@@ -242,7 +243,7 @@ _PATTERNS: Final = re.compile(
     r"|collections\.abc\.[A-Z]\w*"
 )
 #: Constants of torch that a pickler has found through a module of torch that imports torch itself.
-_THROUGH_TORCH: Final = re.compile(r"torch\.(?:\w+\.)+torch\.(\w+)")
+_THROUGH_TORCH: Final = r"torch\.(?:\w+\.)+torch\.(\w+)"
 _CONSTANTS: Final = frozenset(ITEM_BYTES) | words(
     "channels_last channels_last_3d contiguous_format preserve_format strided"
 )
@@ -269,7 +270,7 @@ def is_class(name: str) -> bool:
 def _is_listed(name: str) -> bool:
     if name in _HARMLESS or name in WEIGHTS_ONLY_SINCE:
         return True
-    if (match := _THROUGH_TORCH.fullmatch(name)) is not None:
+    if (match := re.fullmatch(_THROUGH_TORCH, name)) is not None:
         return match[1] in _CONSTANTS
-    match = _FAMILY.fullmatch(name)
-    return match[1] not in _FOREIGN if match else _PATTERNS.fullmatch(name) is not None
+    match = re.fullmatch(_FAMILY, name)
+    return match[1] not in _FOREIGN if match else re.fullmatch(_PATTERNS, name) is not None

@@ -59,6 +59,8 @@ _ADDED: Final[dict[str, tuple[str, ...]]] = {
     "2.14": ("torch.bcomplex32",),
 }  # fmt: skip
 
+#: Full name of the class ShardedTensor.
+SHARDED_TENSOR: Final = "torch.distributed._shard.sharded_tensor.api.ShardedTensor"
 #: The module that adds the classes of DTensor to the list when it is imported.
 DTENSOR_MODULE: Final = "torch.distributed.tensor"
 #: The names that it adds (torch/distributed/tensor/__init__.py, torch/distributed/device_mesh.py).

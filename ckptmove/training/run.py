@@ -10,17 +10,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, cast
 
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.conversion.keep import kept_tensors
 from ckptmove.conversion.remap.expected import expected
 from ckptmove.errors import UsageError
 from ckptmove.findings.context import Context, devices_needed, known_count, target_device
 from ckptmove.findings.registry import find_all
-from ckptmove.findings.remedies import Source
-from ckptmove.formats.opening import container_class
+from ckptmove.findings.trials import Source
+from ckptmove.formats.facts import facts_of
 from ckptmove.io.cores import cores
 from ckptmove.moves import MoveRequest, Remap
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.checks import CASE, CHECKS, SCRIPT, skipped
 from ckptmove.proof.evidence import Verdict
 from ckptmove.proof.file_checks import check_file, check_structure
@@ -223,7 +223,7 @@ def checks_without_torch(
     pairings = list(zip(inventory.optimizers, pair_all(inventory, source), strict=True))
     placed = [part.inventory for part in checkpoint.parts if part.inventory.storages or part.inventory.mentions]
     placed = placed or [checkpoint.parts[0].inventory]
-    without_devices = [container_class(one.container).why_no_devices for one in placed]
+    without_devices = [facts_of(one.container).why_no_devices for one in placed]
     sample = choose_sample(inventory, pairings, asked.sample, asked.seed).size if asked.sample else None
     checks = (
         check_file(checkpoint.parts, is_checked=facts is not None),

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ckptmove.checkpoint.open_checkpoint import side_by_side
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.conversion.remap.expected import expected
 from ckptmove.errors import CaseUnusable, OutOfMemory, UsageError
 from ckptmove.moves import Remap
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.checks import check_to_json, failed, finding_to_json
 from ckptmove.proof.place import find_site
 from ckptmove.proof.processes.group import Follower, Leader, start_others

@@ -14,8 +14,8 @@ from ckptmove.api.failures import Failure
 from ckptmove.api.figures import RoleOnDevice, shares
 from ckptmove.checkpoint.trainers import TRAINERS
 from ckptmove.cli.render import verification
-from ckptmove.cli.render.page import Page
-from ckptmove.formats.opening import SIGNATURES
+from ckptmove.cli.render.text import Page
+from ckptmove.formats.signatures import SIGNATURES
 from ckptmove.model import TensorRecord
 from ckptmove.proof.evidence import CheckResult, Verdict
 
@@ -39,7 +39,9 @@ def test_the_schema_is_a_schema() -> None:
 
 
 def test_the_schema_names_every_format() -> None:
-    assert set(SCHEMA["$defs"]["container"]["enum"]) == {*SIGNATURES, "directory", "archive"}
+    assert set(SCHEMA["$defs"]["container"]["enum"]) == {
+        *SIGNATURES, "torchscript", "torch-export", "torch-zip", "directory", "archive"
+    }  # fmt: skip
 
 
 def test_the_schema_names_every_layout() -> None:

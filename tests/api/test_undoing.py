@@ -15,7 +15,8 @@ from ckptmove.api import undoing
 from ckptmove.errors import JournalInTheWay, NothingToUndo
 from ckptmove.io import patch as changes_in_place
 from ckptmove.io.changes import InterruptedConversion, RestoresMore
-from ckptmove.io.journal import ChangedRange, Journal, journal_path
+from ckptmove.io.journal import ChangedRange, Journal
+from ckptmove.io.locations import journal_path
 from ckptmove.io.part import ChangedSource, MemorySource
 from ckptmove.limits import Limits
 from ckptmove.model import Span

@@ -26,6 +26,8 @@ ROWS: list[list[str]] = [
     ["lazy.*"],
     ["formats.*"],
     ["checkpoint.*"],
+    ["assembled.*"],
+    ["opening.*"],
     ["conversion.*"],
     ["comparison.*"],
     ["findings.*"],
@@ -45,8 +47,8 @@ HOMES = {
     "typer": ("cli",),
     "pytest": ("pytest_plugin",),
     "rich": ("cli",),
-    # In `checkpoint` for a pyproject.toml beside a checkpoint: the parser of `cli` decides which code it names.
-    "tomli": ("cli", "checkpoint"),
+    # In `opening` for a pyproject.toml beside a checkpoint: the parser of `cli` decides which code it names.
+    "tomli": ("cli", "opening"),
     "filelock": ("io",),
     "fsspec": ("io",),
     "aiohttp": ("io",),

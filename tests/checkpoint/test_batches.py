@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 import ckptmove
-from ckptmove.checkpoint.layouts import distributed
+from ckptmove.assembled import dcp_folder as distributed
 from ckptmove.formats import torch_zip
 
 torch = pytest.importorskip("torch")

@@ -18,8 +18,8 @@ from agreement import NotComparableError, differences
 from older_torch import safetensors_table
 
 from ckptmove.api.functions import convert
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, UneditablePickle
+from ckptmove.opening.checkpoint import open_checkpoint
 
 pytestmark = pytest.mark.unmeasured
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import torch
 
-from ckptmove.checkpoint.opening import open_checkpoint
-from ckptmove.formats.local_shards import SHARDED_TENSOR
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
+from ckptmove.torch_facts.weights_only import SHARDED_TENSOR
 
 
 def test_each_rank_with_sharded_tensors_is_a_group_of_its_own(tmp_path):

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from ckptmove.api.figures import shares
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.state_dicts import model_tensors
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.model import OPAQUE, ParamGroup
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.torch_facts.optimizers import BY_NAME, TABLE, candidates, lost_keys
 
 CLASSES = {

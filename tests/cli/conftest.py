@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import ckptmove.api
 from ckptmove.cli.app import app, main
-from ckptmove.cli.guard import PROGRAM
+from ckptmove.cli.outcome import PROGRAM
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
 SCHEMA = json.loads((Path(ckptmove.api.__file__).parent / "schema.json").read_text(encoding="utf-8"))

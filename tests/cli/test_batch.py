@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from ckptmove.cli.render.answers import Summary
 from ckptmove.cli.render.human import HumanRenderer
+from ckptmove.cli.render.renderer import Summary
 from ckptmove.cli.streams import Output
 from ckptmove.errors import LimitExceeded
 
@@ -77,7 +77,7 @@ def test_a_line_for_each_checkpoint_has_one_for_what_cannot_be_read(say, monkeyp
     def refuse(*_args, **_options):
         raise LimitExceeded("operations", limit=1, actual=2)
 
-    monkeypatch.setattr("ckptmove.api.functions.inspect_checkpoint", refuse)
+    monkeypatch.setattr("ckptmove.api.inspection.inspect_checkpoint", refuse)
     assert say(*words, "-q").out == "run.pth: refused\nnone.pth: refused\n0 of 2 fine\n"
 
 

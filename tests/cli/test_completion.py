@@ -16,7 +16,7 @@ import ckptmove
 from ckptmove.cli import completion
 from ckptmove.cli.app import app
 from ckptmove.cli.examples import EXAMPLES, epilog
-from ckptmove.cli.groups import Group
+from ckptmove.cli.options import Group
 from ckptmove.cli.render.formats import DOCUMENTS, RENDERERS
 from ckptmove.conversion.remap.options import remap_options
 from ckptmove.findings.catalogue import CATALOGUE

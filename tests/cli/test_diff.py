@@ -13,7 +13,7 @@ import torch
 
 import ckptmove
 from ckptmove.cli.render.difference import difference_lines
-from ckptmove.cli.render.page import Page
+from ckptmove.cli.render.text import Page
 
 
 @pytest.fixture

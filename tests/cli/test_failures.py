@@ -12,9 +12,10 @@ import pytest
 
 from ckptmove import errors
 from ckptmove.api import functions as api
+from ckptmove.api import inspection
 from ckptmove.api.arguments import NotAccepted, OutputsCollide
 from ckptmove.api.failures import failure_of
-from ckptmove.cli.outcome import retyped
+from ckptmove.cli.ended import retyped
 from ckptmove.conversion.archive import UnsafeMember
 from ckptmove.conversion.remap import errors as remap_errors
 from ckptmove.conversion.results import TwoReadings
@@ -172,7 +173,7 @@ def test_ctrl_c(say, ask, monkeypatch, trouble) -> None:
     def interrupt(*_args, **_options):
         raise trouble
 
-    monkeypatch.setattr(api, "inspect_checkpoint", interrupt)
+    monkeypatch.setattr(inspection, "inspect_checkpoint", interrupt)
     said = say("inspect", "run.pth")
     assert (said.code, said.out) == (130, "")
     assert said.err.strip() == "error: interrupted"
@@ -183,7 +184,7 @@ def test_a_bug_keeps_its_traceback(say, ask, monkeypatch) -> None:
     def broken(*_args, **_options):
         raise KeyError("weights\x1b[2J")
 
-    monkeypatch.setattr(api, "inspect_checkpoint", broken)
+    monkeypatch.setattr(inspection, "inspect_checkpoint", broken)
     said = say("inspect", "run.pth")
     assert (said.code, said.out) == (70, "")
     assert said.err.startswith("Traceback (most recent call last):\n")
@@ -311,8 +312,8 @@ ERRORS = {
     remap_errors.NoMatch("--strip-prefix", "", ("b.",)): (2, "begin with b."),
     remap_errors.NoMatch("--only", "a", ()): (2, "ckptmove inspect --tree PATH"),
     remap_errors.NotRemappable("a", "torchscript", "b"): (4, "save it again"),
-    remap_errors.NotGathered("a b", "b", "c"): (4, "'a b/c'"),
-    remap_errors.NotGathered("a", "b"): (4, "a directory as --output"),
+    errors.NotGathered("a b", "b", "c"): (4, "'a b/c'"),
+    errors.NotGathered("a", "b"): (4, "a directory as --output"),
     remap_errors.MixedByteOrders("a"): (4, "a directory as --output"),
     errors.NotAPath("a", "--to"): (2, ""),
     remap_errors.InsideObject("--drop", "a.b", "a"): (4, ""),

@@ -12,8 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ckptmove.cli.render.answers import VerifyAnswer
 from ckptmove.cli.render.human import HumanRenderer
+from ckptmove.cli.render.renderer import VerifyAnswer
 from ckptmove.cli.render.verification import diff_lines
 from ckptmove.cli.streams import Output, page_of
 from ckptmove.errors import WriteFailed

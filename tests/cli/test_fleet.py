@@ -13,7 +13,7 @@ import pytest
 from http_server import serving
 
 from ckptmove.cli.config import Config
-from ckptmove.cli.search import find_targets
+from ckptmove.cli.paths import find_targets
 from ckptmove.cli.seen import Seen
 from ckptmove.errors import UsageError
 

@@ -28,7 +28,7 @@ each = pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
 #: The second of three checkpoints never ends.
 SLOW = """
 import sys, time
-from ckptmove.api import functions as api
+from ckptmove.api import inspection as api
 
 real = api.inspect_checkpoint
 
@@ -132,7 +132,7 @@ def test_the_lines_so_far_are_whole(number) -> None:
     words = ["inspect", "run.pth", "dragged.pth", "--format", "jsonl", "--jobs", "2", "-q"]
     patch = """
 import sys, threading, time
-from ckptmove.api import functions as api
+from ckptmove.api import inspection as api
 from ckptmove.cli.render import json_lines
 
 real, line, written = api.inspect_checkpoint, json_lines.JsonLinesRenderer.inspect, threading.Event()

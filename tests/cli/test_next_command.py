@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckptmove.api import functions as api
-from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.opening.checkpoint import open_checkpoint
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 WITHOUT = "load it without map_location:"

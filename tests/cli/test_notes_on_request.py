@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from ckptmove.cli.render.answers import VerifyAnswer, printed
+from ckptmove.cli.render.renderer import VerifyAnswer, printed
 from ckptmove.cli.selection import selection
 from ckptmove.model import Finding, Severity
 from ckptmove.proof.evidence import Verdict

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove.api import functions as api
+from ckptmove.api import inspection as api
+from ckptmove.cli import options
 from ckptmove.cli.app import app, main
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +40,11 @@ def test_torch_is_not_imported(environment, words) -> None:
     loaded = done.stderr.split()
     assert "ckptmove.cli.app" in loaded
     assert {"torch", "numpy"}.isdisjoint(loaded)
-    assert ("ckptmove.api.functions" in loaded) is (words != ["--help"])
+    assert ("ckptmove.api.functions" in loaded) is (words[0] == "convert")
+    rooms = {name.split(".")[1] for name in loaded if name.startswith("ckptmove.")}
+    needless = {"assembled", "comparison", "conversion", "proof", "simulation", "training"}
+    assert words[0] == "convert" or rooms.isdisjoint(needless)
+    assert ("ckptmove.checkpoint.pairing" in loaded) is (words[0] == "inspect")
 
 
 def test_json_does_not_wait_for_rich(environment) -> None:
@@ -66,6 +71,20 @@ def test_only_the_command_that_is_named_is_made(monkeypatch, capsys) -> None:
     assert list(map(_name, app.registered_commands)) == ["inspect", "convert", "verify", "diff", "rules"]
 
 
+def test_the_help_of_the_program_makes_no_options(monkeypatch, capsys) -> None:
+    def refuse(_self):
+        raise AssertionError("the options of a command were made")
+
+    for words in (["--help"], ["-h"]):
+        monkeypatch.setattr(options.TakesRecords, "__signature__", property(refuse))
+        monkeypatch.setattr(sys, "argv", ["ckptmove", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr().out
+        assert ended.value.code == 0
+        assert [name for name in map(_name, app.registered_commands) if f"\n  {name} " not in shown] == []
+
+
 def _name(command) -> str:
     return command.callback.__name__
 
@@ -73,7 +92,7 @@ def _name(command) -> str:
 def test_a_bug_leaves_with_70(environment) -> None:
     code = (
         "import sys\n"
-        "from ckptmove.api import functions as api\n"
+        "from ckptmove.api import inspection as api\n"
         "api.inspect_checkpoint = None\n"
         "sys.argv[1:] = ['inspect', 'run.pth', '--json']\n"
         "from ckptmove.cli.app import main\n"
@@ -90,7 +109,7 @@ def test_ctrl_c_leaves_with_130(environment) -> None:
     code = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell in the background has it ignored
-        "from ckptmove.api import functions as api\n"
+        "from ckptmove.api import inspection as api\n"
         "def slow(*args, **options):\n"
         "    print('ready', file=sys.stderr, flush=True)\n"
         "    time.sleep(60)\n"

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from ckptmove.api.failures import Failure
-from ckptmove.cli import guard
+from ckptmove.cli import ended
 from ckptmove.cli.ranks import on_ranks, own_rank, require_one
 from ckptmove.cli.render.verification import outcome
 from ckptmove.cli.signals import Terminated
@@ -64,22 +64,22 @@ def test_a_signal_after_a_rank_was_killed_names_that():
 
 @pytest.mark.parametrize(("agreed", "code"), [(None, 2), (5, 5)])
 def test_an_error_that_the_first_rank_does_not_hear_is_written(monkeypatch, capsys, agreed, code):
-    monkeypatch.setattr(guard, "own_rank", lambda: Rank(code=agreed))
-    assert guard._agreed(3, ["verify", "x"]) == code
+    monkeypatch.setattr(ended, "own_rank", lambda: Rank(code=agreed))
+    assert ended.agreed(3, ["verify", "x"]) == code
     assert capsys.readouterr().err == ("error: bad\n" if agreed is None else "")
 
 
 def test_another_command_does_not_wait_for_ranks(monkeypatch):
-    monkeypatch.setattr(guard, "own_rank", lambda: Rank(code=7))
-    assert guard._agreed(3, ["inspect", "x"]) == 3
+    monkeypatch.setattr(ended, "own_rank", lambda: Rank(code=7))
+    assert ended.agreed(3, ["inspect", "x"]) == 3
 
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_only_the_first_rank_writes_an_error(monkeypatch, capsys, is_first):
     rank = Rank()
     monkeypatch.setattr(rank, "reports", lambda failure: is_first, raising=False)
-    monkeypatch.setattr(guard, "own_rank", lambda: rank)
-    assert guard._report(Failure(**Rank.failure), ["verify", "x"]) == 2
+    monkeypatch.setattr(ended, "own_rank", lambda: rank)
+    assert ended._report(Failure(**Rank.failure), ["verify", "x"]) == 2
     assert bool(capsys.readouterr().err) == is_first
 
 

@@ -12,7 +12,7 @@ from wrapped import data_parallel_on_cpu  # noqa: F401  # a fixture for every te
 
 from ckptmove.api import functions as api
 from ckptmove.cli.render.conversion import plan_lines
-from ckptmove.cli.render.page import Page
+from ckptmove.cli.render.text import Page
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")

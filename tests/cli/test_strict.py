@@ -10,8 +10,8 @@ import pytest
 
 from ckptmove.api import results
 from ckptmove.cli import verify_command
-from ckptmove.model import Finding, Severity
-from ckptmove.proof.evidence import Verdict, fails_run
+from ckptmove.model import Finding, Severity, fails_run
+from ckptmove.proof.evidence import Verdict
 from ckptmove.testing import assert_resumes
 from ckptmove.training import run
 
@@ -40,19 +40,18 @@ def verdict(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("severities", "proven", "by_default", "strictly"),
+    ("severities", "by_default", "strictly"),
     [
-        ((), True, False, False),
-        ((Severity.INFO,), True, False, False),
-        ((Severity.WARNING,), True, False, True),
-        ((Severity.INFO, Severity.ERROR), True, True, True),
-        ((), False, False, True),
+        ((), False, False),
+        ((Severity.INFO,), False, False),
+        ((Severity.WARNING,), False, True),
+        ((Severity.INFO, Severity.ERROR), True, True),
     ],
 )
-def test_what_fails_a_run(severities, proven, by_default, strictly):
+def test_what_fails_a_run(severities, by_default, strictly):
     findings = [finding(severity) for severity in severities]
-    assert fails_run(findings, strict=False, proven=proven) is by_default
-    assert fails_run(findings, strict=True, proven=proven) is strictly
+    assert fails_run(findings, strict=False) is by_default
+    assert fails_run(findings, strict=True) is strictly
 
 
 @pytest.mark.parametrize("by_project", [False, True])

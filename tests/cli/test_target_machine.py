@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ckptmove.api import functions as api
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.limits import Limits
 from ckptmove.model import Severity
+from ckptmove.opening.checkpoint import open_checkpoint
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 NAMES = sorted(path.name for path in SAMPLES.iterdir() if path.suffix[:3] in {".pt", ".ck", ".pk"} or path.is_dir())

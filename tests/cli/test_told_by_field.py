@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ckptmove.api.functions import InspectRequest
 from ckptmove.api.hints import hint_for
-from ckptmove.api.results import Inspection
+from ckptmove.api.inspection import Inspection, InspectRequest
 from ckptmove.cli.next_command import after_inspection
-from ckptmove.cli.render.answers import InspectAnswer
 from ckptmove.cli.render.conversion import conversion_lines
-from ckptmove.cli.render.page import Page
+from ckptmove.cli.render.renderer import InspectAnswer
+from ckptmove.cli.render.text import Page
 from ckptmove.conversion.results import Converted
 from ckptmove.errors import EmptyDirectory, NothingToUndo
 from ckptmove.model import Finding, Inventory, Severity

@@ -11,10 +11,10 @@ from http_server import serving
 from safetensors.torch import save_file
 
 import ckptmove
-from ckptmove.checkpoint.layouts import reading
 from ckptmove.cli.paths import download_paths
 from ckptmove.io.remote import http
 from ckptmove.io.remote.address import Address
+from ckptmove.opening import reading
 from ckptmove.proof.downloading import NotDownloaded
 from ckptmove.text import command_line
 

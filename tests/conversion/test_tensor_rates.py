@@ -9,7 +9,7 @@ from simulation import on_a_simulated_device
 from trained import OPTIMIZERS, Training, as_plain, device_by_path, save
 
 import ckptmove
-from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.step.stored_state import optimizer_state_dict
 
 RATES = ("optimizer.param_groups.0.lr", "optimizer.param_groups.0.initial_lr",

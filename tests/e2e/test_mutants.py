@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ast
-import json
-import shutil
 import subprocess
-import sys
 
 import pytest
-from mutants import FIRST, TREE, Copy, choose, mutants
+from mutants import TREE, Copy, choose, mutants, reaching
 
 SOURCE = '''
 LIMIT = 1
@@ -20,10 +17,6 @@ class Row:
 
     def __repr__(self) -> str:
         return self.size == 1
-
-@cache
-def once() -> int:
-    return 1
 
 def run(rows: Literal[1], start: int = 1) -> {returns}:
     """Say 1 == 1."""
@@ -86,58 +79,44 @@ def test_each_room_has_mutants_by_its_share_and_unchanged_lines_keep_theirs():
     assert choose(sources, 16, seed=1) != chosen
 
 
-@pytest.fixture
-def judged(tmp_path, monkeypatch):
-    """Judge a mutant by a pytest that ends with the given codes; return the answer, and how pytest was started."""
+@pytest.mark.parametrize(
+    ("codes", "answer"),
+    [
+        ([0, 0, 0], ("survives", "survives")),
+        ([0, 0, 1], ("survives", "caught")),
+        ([0, -11], ("caught", "caught")),
+        *(([code], ("caught", "caught")) for code in (1, 2, 3, 4)),
+        ([5, 5, 5], ("survives", "survives")),  # all of these tests are slow
+        ([-14], ("timeout", "timeout")),
+    ],
+)
+def test_a_mutant_is_judged_by_the_tests_of_its_module_then_of_its_room_then_by_all(
+    tmp_path, monkeypatch, codes, answer
+):
     monkeypatch.setattr(Copy, "__init__", lambda *_: None)
     copy = Copy(tmp_path)
-    copy.tree, copy.selection = tmp_path, tmp_path / "selection.json"
-    mutant = mutants("ckptmove/text.py", source := (TREE / "ckptmove" / "text.py").read_bytes())[0]
-    target = tmp_path / mutant.path
-    target.parent.mkdir()
+    copy.folder = copy.tree = tmp_path
+    mutant = mutants("ckptmove/io/cut.py", source := (TREE / "ckptmove/io/cut.py").read_bytes())[0]
+    (target := tmp_path / mutant.path).parent.mkdir(parents=True)
+    target.write_bytes(source)
+    started = []
 
-    def judge(codes, tests, *options):
-        codes, started = iter(codes), []
+    def pytest_in_the_copy(command, **_options):
+        started.append(command[command.index("mutants") + 1 :])
+        assert target.read_bytes() == mutant.applied(source)
+        return subprocess.CompletedProcess(command, codes[len(started) - 1])
 
-        def pytest_in_the_copy(*arguments, **_streams):
-            is_broken = target.read_bytes() == mutant.applied(source)
-            started.append((is_broken, json.loads(copy.selection.read_text()), arguments))
-            return subprocess.CompletedProcess(arguments, next(codes))
-
-        shutil.copy2(TREE / mutant.path, target)
-        monkeypatch.setattr(copy, "pytest", pytest_in_the_copy)
-        try:
-            return copy.judge(mutant, tests, 9, *options), started
-        finally:
-            assert target.read_bytes() == source
-            assert not [*codes]
-
-    return judge
+    monkeypatch.setattr(subprocess, "run", pytest_in_the_copy)
+    monkeypatch.setattr("mutants.end_processes", lambda _: None)
+    assert copy.judge(mutant) == answer
+    assert target.read_bytes() == source
+    near, room = reaching(mutant.path)
+    assert "tests/io/test_cut.py" in near
+    assert {*near} < {*room}
+    assert started == [["--quick", *near], ["--quick", *room], room][: len(codes)]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="mutants run on Linux")
-def test_a_mutant_is_caught_by_a_pytest_that_ran_tests(judged):
-    for codes, answer in [
-        ([0], "survives"),
-        *(([code], "caught") for code in (1, 2, 3, -11)),
-        ([-14], "timeout"),
-        *(([code, 0], "caught") for code in (4, 5)),  # without the mutant, pytest collects the tests
-    ]:
-        found, started = judged(codes, ["tests/test_text.py::test_a"])
-        assert (codes, found) == (codes, answer)
-        assert [is_broken for is_broken, *_ in started] == [True, False][: len(codes)]
-        assert ["--collect-only" in arguments for *_, arguments in started] == [False, True][: len(codes)]
-    for codes in ([4, 4], [5, 5], [5, 4]):
-        with pytest.raises(SystemExit, match=f"ends with {codes[0]} "):
-            judged(codes, ["tests/test_text.py::test_a"])
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="mutants run on Linux")
-def test_each_pytest_of_a_mutant_has_the_options_and_its_part_of_the_tests(judged):
-    tests = [f"tests/test_text.py::test_{number}" for number in range(FIRST + 1)]
-    assert judged([], [], "--quick") == ("survives", [])
-    answer, started = judged([0, 1], tests, "--quick")
-    assert answer == "caught"
-    assert [selection for _, selection, _ in started] == [[9, tests[:FIRST]], [9, tests[FIRST:]]]
-    for *_, arguments in started:
-        assert arguments[-2:] == ("--quick", "tests/test_text.py")
+def test_each_room_has_its_tests():
+    assert "tests/test_text.py" in reaching("ckptmove/text.py")[1]
+    assert {it.split("/")[1] for it in reaching("ckptmove/formats/torch_zip.py")[1]} == {"formats", "contract"}
+    assert reaching("ckptmove/new/room.py") == ([], [])

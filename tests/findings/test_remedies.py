@@ -22,14 +22,15 @@ import torch
 from http_server import serving
 
 import ckptmove
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError
 from ckptmove.findings import remedies
-from ckptmove.findings.remedies import Source, below, choose, loads, note_on
+from ckptmove.findings.remedies import choose, note_on
+from ckptmove.findings.trials import Source, below, loads
 from ckptmove.io.remote.address import Address
 from ckptmove.limits import Limits
 from ckptmove.model import ArchiveFact, GlobalUse
 from ckptmove.moves import MoveRequest
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.pickles.write import write_pickle
 from ckptmove.text import Argument, Command
 

@@ -19,12 +19,12 @@ import torch
 
 import ckptmove
 from ckptmove.api.functions import convert, inspect
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded, UneditablePickle
 from ckptmove.formats.pickle_outline import read_outlines
 from ckptmove.io.part import MemorySource
 from ckptmove.limits import Limits
 from ckptmove.model import ArchiveFact
+from ckptmove.opening.checkpoint import open_checkpoint
 
 PROTOCOLS = pytest.mark.parametrize("protocol", range(6))
 #: Protocols with an opcode for bytes.

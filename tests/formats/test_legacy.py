@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from ckptmove.api.functions import convert
-from ckptmove.checkpoint.opening import open_checkpoint
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.proof.restored.loaded import load, named_tensors
 from ckptmove.proof.tensors.stored import StoredTensors, bits
@@ -90,7 +90,7 @@ def test_the_inventory_is_that_of_the_zip(saved, tmp_path):
 
 def test_verify_loads_it_without_a_mapping(saved):
     with open_checkpoint(str(saved)) as checkpoint:
-        loaded = load(container_class(checkpoint.inventory.container), checkpoint.path)
+        loaded = load(facts_of(checkpoint.inventory.container), checkpoint.path)
     assert (loaded.refusal, loaded.error, loaded.is_mapped) == ("", "", False)
 
 

@@ -24,7 +24,9 @@ from ckptmove.errors import (
     NotACheckpoint,
     UnsupportedContainer,
 )
-from ckptmove.formats.opening import SIGNATURES, container_class, recognise
+from ckptmove.formats.facts import facts_of
+from ckptmove.formats.opening import container_class, recognise
+from ckptmove.formats.signatures import SIGNATURES
 from ckptmove.io.source import open_source
 from ckptmove.limits import Limits
 
@@ -122,9 +124,10 @@ def test_a_zip_archive_has_the_format_of_its_directory(name_of, place, mark):
     assert name_of(bytes(data)) == "dcp"
 
 
-@pytest.mark.parametrize("name", SIGNATURES)
-def test_each_format_has_its_class(name):
-    assert container_class(name).name == name
+@pytest.mark.parametrize("name", ["torchscript", "torch-export", "torch-zip", *SIGNATURES])
+def test_each_format_has_its_facts_and_its_class(name):
+    assert facts_of(name).suffixes or name == "dcp"
+    assert name == "dcp" or container_class(name).name == name  # a directory has no container
 
 
 def test_sources_in_a_zip_are_no_torchscript(name_of):

@@ -15,11 +15,11 @@ from older_torch import safetensors_table
 
 import ckptmove
 from ckptmove.api.functions import convert, inspect
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, LimitExceeded, Refused, UnsupportedContainer
 from ckptmove.formats.safetensors_file import SafetensorsFile
 from ckptmove.io.part import MemorySource
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 
 #: Codes of the format, as ``safetensors/torch.py`` (``_TYPES``) has them.
 CODES = {

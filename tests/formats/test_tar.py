@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 from weights_only_lists import numbers
 
 from ckptmove.api.functions import convert, inspect
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.cli.app import app
 from ckptmove.errors import UnsupportedDtype, UsageError
 from ckptmove.formats.contract import ReadOnlyFormat
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.proof.restored.loaded import named_tensors
 from ckptmove.proof.tensors.stored import StoredTensors, bits

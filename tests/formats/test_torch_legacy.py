@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from open_containers import open_container
 
 import ckptmove
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded
 from ckptmove.formats.torch_legacy import TorchLegacy
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 
 MAGIC = 0x1950A86A20F9469CFC6C
 STATE = {"a.weight": torch.arange(50.0), "a.bias": torch.ones(3, dtype=torch.float64)}

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from old_tar import FIRST_ADDRESS, archive, members_of, tar_of
 
 from ckptmove.api.functions import convert
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedArchive, DamagedPickle, LimitExceeded
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 
 BASE = torch.arange(6.0)
 STATE = {"a.weight": BASE, "a.part": BASE[2:4], "b": torch.ones(3, dtype=torch.int64)}

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from ckptmove.api.functions import convert, inspect
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import UncastableDtype
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.tensors.stored import StoredTensors
 
 OFFSET = torch.tensor([1.0, 2.0, 3.0, 4.0])

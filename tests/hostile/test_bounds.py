@@ -116,7 +116,7 @@ def test_what_holds_itself_is_looked_at_once(itself, read_pickle) -> None:
 @pytest.fixture
 def read_pickle(file_of):
     """The inventory of an archive with a pickle."""
-    from ckptmove.checkpoint.opening import open_checkpoint
+    from ckptmove.opening.checkpoint import open_checkpoint
 
     def read(pickled, limits):
         with open_checkpoint(file_of(archive_of(pickled, {"0": bytes(16)})), limits) as checkpoint:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from ckptmove.api import document
 from ckptmove.cli.app import app
 from ckptmove.cli.render import github
-from ckptmove.cli.render.page import Page
+from ckptmove.cli.render.text import Page
 from ckptmove.cli.render.verification import brief_line, verification_lines
 from ckptmove.proof.checks import check_from_json, finding_from_json
 from ckptmove.proof.evidence import Verdict

@@ -12,7 +12,8 @@ import pytest
 
 import ckptmove
 from ckptmove.errors import AccessFailed, ArchiveOfFiles, DamagedArchive, SourceChanged, UsageError
-from ckptmove.io.file_object import FileObjectSource, OpenFile, location_of
+from ckptmove.io.file_object import FileObjectSource, location_of
+from ckptmove.io.locations import OpenFile
 from ckptmove.model import Span
 
 SAMPLE = Path(__file__).resolve().parents[2] / "sample_ckpts" / "adamw-cuda3.pth"

@@ -21,7 +21,8 @@ from ckptmove.errors import (
 )
 from ckptmove.io import patch as room
 from ckptmove.io.changes import InterruptedConversion, Patch
-from ckptmove.io.journal import UNKNOWN_JOURNAL, ChangedRange, Journal, decode, is_journal, journal_name, journal_path
+from ckptmove.io.journal import UNKNOWN_JOURNAL, ChangedRange, Journal, decode
+from ckptmove.io.locations import is_journal, journal_name, journal_path
 from ckptmove.io.patch import apply_patch, read_journal
 from ckptmove.io.patch import roll_back as roll_back_found
 from ckptmove.io.recovery import require_settled, with_journals
@@ -102,9 +103,21 @@ def test_links_stay_links(file, monkeypatch):
 
 
 def test_nobody_reads_more_in_the_journal_than_in_the_file(file, monkeypatch):
-    file.chmod(0o640)
+    for mode in (0o640, 0o755):
+        file.chmod(mode)
+        kill_before_the_end(file, monkeypatch)
+        assert stat.S_IMODE(Path(journal_path(str(file))).stat().st_mode) == mode & 0o666
+        roll_back(str(file))
+
+
+def test_a_rollback_is_settled_when_the_file_is_restored_and_the_journal_still_there(file, monkeypatch):
     kill_before_the_end(file, monkeypatch)
-    assert stat.S_IMODE(Path(journal_path(str(file))).stat().st_mode) == 0o640
+    settled = []
+    roll_back_found(
+        str(file), read_journal(str(file)), lambda: settled.append((file.read_bytes(), len(names(file.parent))))
+    )
+    assert settled == [(OLD, 2)]
+    assert names(file.parent) == ["run.pth"]
 
 
 def test_a_file_that_changed_meanwhile_is_left_alone(file):

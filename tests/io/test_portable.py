@@ -19,7 +19,7 @@ from ckptmove import errors
 from ckptmove.cli import streams
 from ckptmove.cli.config import _relative
 from ckptmove.errors import OutputIsSource, StdoutFailed, WriteFailed, reason_of
-from ckptmove.io import journal, locations, new_output, portable, sink
+from ckptmove.io import locations, new_output, portable, sink
 from ckptmove.io.directory_sink import DirectorySink
 from ckptmove.io.leftovers import temporary_names
 from ckptmove.io.portable import is_reserved
@@ -117,8 +117,8 @@ def test_the_output_beside_a_source(monkeypatch, on_windows):
 
 
 def test_a_journal_is_beside_its_file(on_windows):
-    on_windows(journal)
-    assert journal.home_of(r"C:\runs\x.pth") == (r"C:\runs", "x.pth")
+    on_windows(locations)
+    assert locations.home_of(r"C:\runs\x.pth") == (r"C:\runs", "x.pth")
 
 
 def test_a_case_ends_at_its_last_colon(tmp_path, monkeypatch):

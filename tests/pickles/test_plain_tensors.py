@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ckptmove.checkpoint.inventory.walk import Walk
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedPickle
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.pickles import plain_tensors
 from ckptmove.pickles.compact_memo import NeedsEveryOperation
 from ckptmove.pickles.machine import interpret

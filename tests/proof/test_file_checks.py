@@ -7,7 +7,6 @@ import pytest
 import saving
 import torch
 
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.errors import UsageError
 from ckptmove.findings.catalogue import CATALOGUE, found
@@ -15,6 +14,7 @@ from ckptmove.findings.context import Context
 from ckptmove.findings.registry import find_all
 from ckptmove.limits import Limits
 from ckptmove.model import ArchiveFact, Severity
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.checks import CHECKS, failed, passed
 from ckptmove.proof.file_checks import FAILED_BY, check_file, check_structure, fail_on_findings
 from ckptmove.proof.step.optimizers import check_override

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import ckptmove
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.conversion.keep import kept_tensors
 from ckptmove.findings.context import Context, target_device
 from ckptmove.findings.registry import find_all
 from ckptmove.moves import MoveRequest
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.file_checks import fail_on_findings
 from ckptmove.proof.placement import check_placement
 

@@ -7,7 +7,7 @@ from math import nan
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove.api.functions import inspect, verify
@@ -61,7 +61,6 @@ def sampled(path, count, seed=0):
     return inventory, choose_sample(inventory, pairings, count, seed)
 
 
-@settings(max_examples=60, deadline=None)
 @given(count=st.integers(1, 60), seed=st.integers(0, 2**64 - 1))
 def test_a_sample_is_so_many_parameters_with_their_state_and_so_many_others(checkpoint, count, seed):
     inventory, sample = sampled(checkpoint, count, seed)
@@ -81,7 +80,6 @@ def test_a_sample_is_so_many_parameters_with_their_state_and_so_many_others(chec
     assert sampled(checkpoint, count, seed)[1] == sample
 
 
-@settings(max_examples=60, deadline=None)
 @given(count=st.integers(1, 24), seed=st.integers(0, 1000))
 def test_it_is_spread_over_all_groups(checkpoint, count, seed):
     _, sample = sampled(checkpoint, count, seed)

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove.proof.source_edits import Edit, diff_of, digest, lines_of
@@ -49,7 +49,6 @@ def test_an_edit_changes_its_lines_only(kind):
 LINES = st.lists(st.tuples(st.text("ab \t\x0cé", max_size=4), st.sampled_from(["\n", "\r\n", "\r"])), min_size=1)
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data(), lines=LINES, is_ended=st.booleans(), how=st.sampled_from(HOWS))
 def test_lines_and_numbers_follow_from_the_edit(data, lines, is_ended, how):
     text = "x" + "".join(line + end for line, end in lines) + "" * is_ended + "y" * (not is_ended)

@@ -77,6 +77,37 @@ class Distributed:
         return folder
 
     @staticmethod
+    def halve(folder):
+        """Cut each tensor with rows into two chunks, the second in another file."""
+        metadata, data = Distributed.metadata_of(folder), (folder / "__0_0.distcp").read_bytes()
+        streams, places = [io.BytesIO(), io.BytesIO()], {}
+
+        def write(index, rank, content):
+            places[index] = _StorageInfo(f"__{rank}_0.distcp", streams[rank].tell(), len(content))
+            streams[rank].write(content)
+
+        for index, info in metadata.storage_data.items():
+            content = data[info.offset : info.offset + info.length]
+            entry = metadata.state_dict_metadata[index.fqn]
+            if isinstance(entry, BytesStorageMetadata) or not entry.size or entry.size[0] < 2:
+                write(index, 0, content)
+                continue
+            whole, rows = torch.load(io.BytesIO(content)), entry.size[0] // 2
+            zeros = (0,) * (whole.dim() - 1)
+            entry.chunks = []
+            for rank, (start, half) in enumerate(((0, whole[:rows]), (rows, whole[rows:]))):
+                buffer = io.BytesIO()
+                torch.save(half.clone(), buffer)
+                offsets = torch.Size((start, *zeros))
+                entry.chunks.append(ChunkStorageMetadata(offsets, half.shape))
+                write(MetadataIndex(index.fqn, offsets), rank, buffer.getvalue())
+        metadata.storage_data = places
+        for rank, stream in enumerate(streams):
+            (folder / f"__{rank}_0.distcp").write_bytes(stream.getvalue())
+        (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+        return folder
+
+    @staticmethod
     def share_out(folder):
         """Replace the metadata by one file for each rank, as ``save(use_collectives=False)`` does."""
         whole = Distributed.metadata_of(folder)

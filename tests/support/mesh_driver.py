@@ -1,4 +1,4 @@
-"""Save checkpoints and run the mesh proof of many cases in one process group, of forked processes.
+"""Save checkpoints and run the mesh proof of many cases in one process group, of two or four forked processes.
 
     mesh_driver.py FOLDER RANKS
 
@@ -26,24 +26,23 @@ from ckptmove.proof.request import VerifyRequest
 from ckptmove.simulation.device import unavailable_reason
 from ckptmove.training.mesh import worker
 
-LAYOUTS = (
-    "fsdp",
-    "flat",
-    "hsdp",
-    "tp",
-    "uneven",
-    "ddp",
-    "wrapped",
-    "stages",
-    *mesh_cases.FLAT,
-    "interleaved",
-    "two_models",
-)
-#: Checkpoint and case of each scenario.
-SCENARIOS = {
-    **{f"{name} to {name}": (name, name) for name in (*LAYOUTS, "frozen", "below_precision", *mesh_cases.OPTIMIZERS)},
-    **{f"fsdp to {name}": ("fsdp", name) for name in ("hsdp", "tp", "ddp", "plain", "flattened", "whole_tensors")},
-    **{name: ("app", f"after_{name}") for name in mesh_cases.SPOILERS},
+LAYOUTS = ("fsdp", "hsdp", "tp", "uneven", "ddp", "stages", "interleaved", "fsdp1")
+#: Layouts that are on four ranks what they are on two.
+MORE_LAYOUTS = ("flat", "wrapped", "fsdp1_whole", "flattened", "flattened_whole", "two_models")
+#: Checkpoint and case of each scenario in which four ranks are not like two.
+ON_FOUR_RANKS = {
+    **{f"{name} to {name}": (name, name) for name in LAYOUTS},
+    **{f"fsdp to {name}": ("fsdp", name) for name in ("hsdp", "tp", "ddp", "plain")},
+    "swap": ("app", "after_swap"),
+    "truncated": ("truncated", "fsdp"),
+    "stages_lists": ("stages_lists", "stages_lists"),
+}
+#: Those of the scenarios on two ranks.
+ON_TWO_RANKS = {
+    **{f"{name} to {name}": (name, name) for name in (*MORE_LAYOUTS, "fsdp", "frozen", "below_precision")},
+    **{f"{name} to {name}": (name, name) for name in mesh_cases.OPTIMIZERS},
+    **{f"fsdp to {name}": ("fsdp", name) for name in ("flattened", "whole_tensors")},
+    **{name: ("app", f"after_{name}") for name in mesh_cases.SPOILERS if name != "swap"},
     **{
         name: ("fsdp", name)
         for name in (
@@ -59,8 +58,6 @@ SCENARIOS = {
     "still": ("still", "still"),
     "weights": ("weights", "weights"),
     "schedule": ("schedule", "fsdp"),
-    "truncated": ("truncated", "fsdp"),
-    "stages_lists": ("stages_lists", "stages_lists"),
     **{f"fsdp to {name}": ("fsdp", name) for name in ("no_loss", "float_loss")},
     "one_file to fsdp": ("one_file", "fsdp"),
     "one_file to wider": ("one_file", "wider"),
@@ -251,7 +248,9 @@ def accelerated(folder):
         messages = found[name] = []
         is_required = name.startswith("required")
         case = f"mesh_cases:{'simulated' if is_required else name}"
-        request = VerifyRequest(str(folder / "fsdp"), to=own.target, case=case, devices=4, require_device=is_required)
+        request = VerifyRequest(
+            str(folder / "fsdp"), to=own.target, case=case, devices=dist.get_world_size(), require_device=is_required
+        )
         worker.answer(request, messages.append)
         dist.barrier()
     worker.find_site = lambda _: Site("cpu", "real")
@@ -263,16 +262,19 @@ def accelerated(folder):
 
 
 def main(folder):
-    for name in dict.fromkeys(checkpoint for checkpoint, _ in SCENARIOS.values()):
+    has_four = dist.get_world_size() == 4
+    scenarios = ON_FOUR_RANKS if has_four else ON_TWO_RANKS
+    for name in dict.fromkeys(checkpoint for checkpoint, _ in scenarios.values()):
         save(folder, name)
     found = {}
-    for scenario, (checkpoint, case) in SCENARIOS.items():
+    for scenario, (checkpoint, case) in scenarios.items():
         messages = found[scenario] = []
         request = VerifyRequest(str(folder / checkpoint), to="cpu", case=f"mesh_cases:{case}")
         worker.answer(request, messages.append)
         dist.barrier()
-    found |= accelerated(folder)
-    found["late"] = late(folder)
+    if not has_four:
+        found |= accelerated(folder)
+        found["late"] = late(folder)
     gathered = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, found)
     if dist.get_rank() == 0:

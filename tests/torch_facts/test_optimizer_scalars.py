@@ -12,7 +12,7 @@ import torch
 from ckptmove.conversion.policy import Policy
 from ckptmove.model import FlagValue, Inventory, OptimizerRecord, ParamGroup, StateEntry, TensorRecord
 from ckptmove.moves import MoveRequest
-from ckptmove.torch_facts.optimizers import TABLE, is_moment
+from ckptmove.torch_facts.optimizers import TABLE, is_moment, magnitudes
 
 CLASSES = {
     name: kind
@@ -159,3 +159,18 @@ def test_moments_are_told_by_their_keys(name):
 def test_a_scalar_of_another_library_is_no_moment():
     assert not is_moment("pkg.mod:Lion", "exp_avg", ())
     assert is_moment("pkg.mod:Lion", "exp_avg", (1,))
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES.keys() - BY_VALUE))
+def test_state_that_cannot_be_negative(name):
+    torch.manual_seed(0)
+    parameter = torch.nn.Parameter(torch.randn(40, 40))
+    options = {"momentum": 0.9, "amsgrad": True, "centered": True}
+    known = inspect.signature(CLASSES[name]).parameters
+    optimizer = CLASSES[name]([parameter], lr=0.01, **{key: options[key] for key in options.keys() & known})
+    for _ in range(3):
+        parameter.grad = torch.randn(40, 40)
+        optimizer.step()
+    state = {key: value for key, value in optimizer.state[parameter].items() if getattr(value, "shape", ())}
+    assert {key for key, value in state.items() if value.min() >= 0} == magnitudes(name) & state.keys()
+    assert magnitudes("Another") >= {"exp_avg_sq", "square_avg"}

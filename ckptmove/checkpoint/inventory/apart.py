@@ -1,22 +1,35 @@
-"""Find the names in pickles of a file that a load of the checkpoint does not read, and what other readers see in it."""
+"""The names that the pickles of a file import: those of the checkpoint, and those that a load of it does not read."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.checkpoint.inventory.storages import SCRIPT_NAMES, judged
+from ckptmove.formats.facts import facts_of
 from ckptmove.formats.two_readers import other_readings
 from ckptmove.io.part import MemorySource
 from ckptmove.model import ArchiveFact
+from ckptmove.torch_facts.verdicts import uses_of_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from ckptmove.formats.contract import Container
     from ckptmove.formats.salvage import Salvage
     from ckptmove.io.contracts import ByteSource
     from ckptmove.model import GlobalUse
     from ckptmove.pickles.state import Machine
+
+
+#: Classes of an archive's own code, functions of TorchScript's reader, and modules lowered to a backend
+#: (torch/csrc/jit/backends/backend_detail.cpp). No load imports one of them.
+SCRIPT_NAMES: Final = re.compile(r"__torch__\..*|torch\.jit\._pickle\..*|torch\.jit\.\w+LoweredModule")
+
+
+def judged(machine: Machine, opened: Collection[str] = ()) -> tuple[GlobalUse, ...]:
+    """The names that a pickle imports; ``opened``, whose calls the container has read itself, are not dangerous."""
+    uses = uses_of_names(machine.globals, machine.runs)
+    return tuple(use._replace(verdict="unknown") if use.name in opened else use for use in uses)
 
 
 class Apart(NamedTuple):
@@ -59,6 +72,6 @@ def _unread(salvage: Salvage) -> Iterator[ArchiveFact]:
 
 
 def _uses(record: str, names: Machine, container: Container) -> Iterator[GlobalUse]:
-    for use in judged(names, container):
-        if not (container.has_code and SCRIPT_NAMES.fullmatch(use.name)):
+    for use in judged(names, container.opened):
+        if not (facts_of(container.name).has_code and SCRIPT_NAMES.fullmatch(use.name)):
             yield use._replace(record=record)

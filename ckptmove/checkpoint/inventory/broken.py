@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 _RATES: Final = frozenset({"base_lrs", "_last_lr", "min_lrs", "eta_min"})
 
 
-def broken_numbers(pairs: Dict, role: Role | None, prefix: str) -> Iterator[BrokenNumber]:
-    """Iterate over the broken numbers in the state of a scheduler or a scaler, one for each key; other roles have none.
+def broken_numbers(pairs: Dict, role: Role, prefix: str) -> Iterator[BrokenNumber]:
+    """Iterate over the broken numbers in the state of a scheduler or a scaler, one for each key.
 
     ``prefix`` is its path with a dot at its end; empty for the root.
     """
-    for key, value, _ in members(pairs) if role in {"scheduler", "scaler"} else ():
+    for key, value, _ in members(pairs):
         numbers = value.items if isinstance(value, Sequence) else (value,)
         broken = next((one for one in numbers if isinstance(one, (int, float)) and _is_broken(role, key, one)), None)
         if broken is not None:
             yield BrokenNumber(prefix + key, role == "scaler", key_text(broken))
 
 
-def _is_broken(role: Role | None, key: str, number: float) -> bool:
+def _is_broken(role: Role, key: str, number: float) -> bool:
     is_finite = isinstance(number, int) or math.isfinite(number)
     if role == "scaler":
         return key == "scale" and not (is_finite and number > 0)

@@ -6,17 +6,16 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.checkpoint.inventory.apart import find_apart
+from ckptmove.checkpoint.inventory.apart import SCRIPT_NAMES, find_apart, judged
 from ckptmove.checkpoint.inventory.budget import Budget
-from ckptmove.checkpoint.inventory.megatron import gathered_optimizers, is_state
 from ckptmove.checkpoint.inventory.mentions import code_mentions
 from ckptmove.checkpoint.inventory.partitions import of_partitions
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, string_keys
-from ckptmove.checkpoint.inventory.storages import SCRIPT_NAMES, judged
 from ckptmove.checkpoint.inventory.walk import Walk
 from ckptmove.checkpoint.roles import role_of_key
 from ckptmove.checkpoint.trainers import read_counters, trainer_by_classes, trainer_by_keys
 from ckptmove.errors import DamagedPickle, LimitExceeded
+from ckptmove.formats.facts import facts_of
 from ckptmove.model import ArchiveFact, Inventory, Mention
 from ckptmove.pickles.calls import uses_in
 from ckptmove.pickles.tree import Call, Global, Node, Persistent, nodes
@@ -34,11 +33,43 @@ if TYPE_CHECKING:
 
 #: Last parts of names of optimizer state: moments of ``torch.optim``.
 _MOMENTS: Final = frozenset({"exp_avg", "exp_avg_sq", "exp_inf", "square_avg", "momentum_buffer", "acc_delta"})
+#: Key of the options of Megatron in one file that was made of its checkpoint: the name of ``common.pt``.
+_COMMON: Final = "common"
 _MOST_MENTIONS: Final = 100_000
 
 
 def build_inventory(container: Container, machine: Machine, limits: Limits, *, keep_tree: bool = True) -> Inventory:
     """Build the inventory of a file. A tree that is not kept is freed before the storages are located."""
+    found = machine_inventory(machine, container.name, limits, keep_tree=keep_tree)
+    located = container.locate(found.storages)
+    apart = find_apart(container, machine)
+    inventory = replace(
+        found,
+        path=container.source.path,
+        size_bytes=container.source.size,
+        torch_version=container.torch_version or found.torch_version,
+        producer=container.producer or found.producer,
+        globals=judged(machine, container.opened),  # locating storages can add names
+        apart=apart.uses,
+        facts=(*(fact for fact in located if fact.record not in apart.strays), *apart.facts, *found.facts),
+    )
+    if not facts_of(container.name).is_script:
+        return inventory
+    return replace(
+        inventory,
+        layout="module",
+        torch_version=container.torch_version,
+        producer=container.producer,
+        globals=tuple(use for use in inventory.globals if SCRIPT_NAMES.fullmatch(use.name) is None),
+        mentions=tuple(_script_mentions(container, inventory.mentions, limits.factor * _MOST_MENTIONS)),
+    )
+
+
+def machine_inventory(machine: Machine, container: str, limits: Limits, *, keep_tree: bool = True) -> Inventory:
+    """Build what an inventory has from a tree alone; what its files add is left out: path, size, imported names.
+
+    ``container`` is the name of the format. A tree that is not kept is freed.
+    """
     walk = Walk(limits, machine.end - machine.begin)
     walk.reader.gather(machine.persistents)
     try:
@@ -49,37 +80,30 @@ def build_inventory(container: Container, machine: Machine, limits: Limits, *, k
     layout, producer, torch_version = _detect_layout(machine.root, walk.modules, machine.globals)
     root_keys = _root_keys(machine.root)
     own = of_partitions([draft.freeze() for draft in walk.optimizers], walk.tensors, machine.root)
-    budget = Budget(limits, machine.end - machine.begin)
-    optimizers = gathered_optimizers(own, walk.tensors, machine.root, budget.spend)
+    optimizers = own
+    if any(key.rpartition("/")[2] == _COMMON for key in root_keys):
+        from ckptmove.checkpoint.inventory.megatron import gathered_optimizers
+
+        budget = Budget(limits, machine.end - machine.begin)
+        optimizers = gathered_optimizers(own, walk.tensors, machine.root, budget.spend)
     if not keep_tree:
         machine.root, machine.persistents = None, []
-    located = container.locate(storages)
-    apart = find_apart(container, machine)
-    names, mentions = judged(machine, container), walk.mentions  # locating storages can add names
-    if container.is_script:
-        names = tuple(use for use in names if SCRIPT_NAMES.fullmatch(use.name) is None)
-        mentions = _script_mentions(container, mentions, limits.factor * _MOST_MENTIONS)
-        layout, producer, torch_version = "module", None, None
     counters = read_counters(walk.counters)
     inventory = Inventory(
-        path=container.source.path,
-        container=container.name,
+        path="",
+        container=container,
         layout=layout if optimizers is own else "megatron",
-        size_bytes=container.source.size,
-        torch_version=container.torch_version or torch_version,
-        producer=container.producer or producer,
+        size_bytes=0,
+        torch_version=torch_version,
+        producer=producer,
         root_keys=root_keys,
         tensors=tuple(walk.tensors),
         storages=storages,
-        mentions=tuple(mentions),
-        globals=names,
+        mentions=tuple(walk.mentions),
         foreign_opcodes=tuple(_opcode_name(code) for code in machine.foreign),
         filled_classes=tuple(sorted(map(modern_name, machine.filled - {""}))),
         optimizers=optimizers,
-        apart=apart.uses,
         facts=(
-            *(fact for fact in located if fact.record not in apart.strays),
-            *apart.facts,
             *(ArchiveFact("short-storage", name, missing) for name, missing in walk.reader.overruns),
             *_trailing_bytes(machine),
         ),
@@ -92,7 +116,7 @@ def build_inventory(container: Container, machine: Machine, limits: Limits, *, k
         epoch=counters.epoch,
         step=counters.step,
     )
-    return inventory if container.has_devices else _complete(inventory)
+    return inventory if facts_of(container).has_devices else _complete(inventory)
 
 
 def tree_inventory(root: Value, path: str, container: str, limits: Limits, pickle_bytes: int) -> Inventory:
@@ -144,7 +168,7 @@ def _trailing_bytes(machine: Machine) -> tuple[ArchiveFact, ...]:
     return (ArchiveFact("stray-bytes", "bytes after the end of data.pkl", rest),) if rest > 0 else ()
 
 
-def _script_mentions(container: Container, found: list[Mention], most: int) -> list[Mention]:
+def _script_mentions(container: Container, found: Iterable[Mention], most: int) -> list[Mention]:
     """Return the devices in the attributes of a TorchScript module, then those in its code.
 
     From torch/csrc/jit/serialization/pickler.cpp ``pushDevice``: the only argument of the call is the whole tag.
@@ -186,6 +210,8 @@ def _complete(inventory: Inventory) -> Inventory:
 
 def _is_in_optimizer(name: str) -> bool:
     """Whether a name begins with the key of an optimizer, as in Megatron, which saves its state with the model."""
+    from ckptmove.checkpoint.inventory.megatron import is_state
+
     first, dot, _ = name.partition(".")
     return bool(dot) and (role_of_key(first) == "optimizer" or is_state(name))
 

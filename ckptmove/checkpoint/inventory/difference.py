@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
 from ckptmove.checkpoint.inventory.tensor_nodes import DENSE_REBUILDS, named_items
+from ckptmove.pickles.storage_id import storage_id
 from ckptmove.pickles.tree import Call, Dict, Global, List, Node, Opaque, Persistent, Sequence, Tuple
 from ckptmove.torch_facts.devices import is_device_string
 
@@ -159,8 +160,7 @@ def _member_pairs(path: str, mine: Node, other: Value) -> list[Pair]:
     if isinstance(mine, Call) and isinstance(other, Call):
         return _call(path, mine, other)
     if isinstance(mine, Persistent) and isinstance(other, Persistent):
-        is_storage = type(mine.pid) is Tuple and mine.pid.items[:1] == ("storage",)
-        return [] if is_storage else [(path, mine.pid, mine.pid_start, other.pid, other.pid_start)]
+        return [] if storage_id(mine) is not None else [(path, mine.pid, mine.pid_start, other.pid, other.pid_start)]
     return [(path, _name(mine), -1, _name(other), -1)]
 
 

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ckptmove.checkpoint.inventory.shapes import members, unique
+from ckptmove.checkpoint.inventory.shapes import FLAT_OPTIONS, members, parameter_of_rate, unique
 from ckptmove.pickles.tree import Dict
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterator
 
     from ckptmove.checkpoint.inventory.shapes import Member
     from ckptmove.pickles.tree import Value
 
 _STATE: Final = "state."
-_OPTIONS: Final = "param_groups."
 #: Beginnings of the keys of a flat optimizer, which may be in a dict with other keys.
-FLAT_KEYS: Final = (_STATE, _OPTIONS)
-#: An option of every optimizer.
-_RATE: Final = ".lr"
+FLAT_KEYS: Final = (_STATE, FLAT_OPTIONS)
 #: Maximum number of parts of a key after its parameter.
 _DEEPEST: Final = 8
 
@@ -40,19 +37,14 @@ class FlatOptimizer(NamedTuple):
         yield from members(self.options)
 
 
-def is_flat_optimizer(keys: Iterable[str]) -> bool:
-    """Whether a dict with these keys has the learning rate of a parameter."""
-    return any(key.startswith(_OPTIONS) and _parameter_of_rate(key) for key in keys)
-
-
 def split_by_parameter(pairs: Dict) -> FlatOptimizer:
     """Group the state and the options of a flat optimizer by parameter, in time proportional to the length of its keys.
 
     A key belongs to the longest parameter name that it begins with. If it begins with none, the parameter has lost its
     learning rate, and its name is the key without the last part.
     """
-    rates = (key for key in pairs.flat[::2] if type(key) is str and key.startswith(_OPTIONS))
-    names = set(map(_parameter_of_rate, rates))
+    rates = (key for key in pairs.flat[::2] if type(key) is str and key.startswith(FLAT_OPTIONS))
+    names = set(map(parameter_of_rate, rates))
     names.discard("")
     states: list[tuple[str, str, Value, int]] = []
     groups: dict[str, Dict] = {}
@@ -109,11 +101,6 @@ def _dict_at(into: Dict, key: str, path: str, held: dict[str, Dict]) -> Dict:
 def _put(into: Dict, key: Value, value: Value, start: int) -> None:
     into.flat += key, value
     into.starts += -1, start
-
-
-def _parameter_of_rate(key: str) -> str:
-    """Return the parameter whose learning rate a key is; empty for other keys."""
-    return key[len(_OPTIONS) : -len(_RATE)] if key.endswith(_RATE) else ""
 
 
 def _owner(path: str, names: Collection[str]) -> str:

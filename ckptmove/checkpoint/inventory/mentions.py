@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.model import Mention
 from ckptmove.pickles.rebuild_arguments import device_text
 from ckptmove.pickles.tree import Call, Sequence, Tuple
@@ -87,9 +87,28 @@ def is_mesh_type(key: str, value: str) -> bool:
     return key in _MESH_TYPE and is_device_string(value)
 
 
+def mesh_owners(inventory: Inventory) -> dict[str, str]:
+    """The path of the device type of each mesh inside a DTensor, and the name of that DTensor.
+
+    A mesh that several DTensors share is listed inside the first. A ``meta`` DTensor does not tell where its mesh is.
+    """
+    owners: dict[str, str] = {}
+    if not any(mention.kind == "device_mesh" for mention in inventory.mentions):
+        return owners
+    wrappers = {one.name for one in inventory.tensors if one.kind == "wrapper-subclass" and one.device != "meta"}
+    for mention in inventory.mentions:
+        if mention.kind == "device_mesh":
+            path = mention.where
+            while path and path not in wrappers:
+                path = path.rpartition(".")[0]
+            if path in wrappers:
+                owners[mention.where] = path
+    return owners
+
+
 def is_in_code(inventory: Inventory, mention: Mention) -> bool:
     """Whether a mention is in TorchScript code, in a single file or in a file of a directory."""
-    may_have_code = inventory.container == "directory" or container_class(inventory.container).is_script
+    may_have_code = inventory.container == "directory" or facts_of(inventory.container).is_script
     return may_have_code and mention.site is None and mention.kind == "torch.device"
 
 

@@ -43,6 +43,9 @@ _SPEECHBRAIN_SCHEDULERS: Final = frozenset(
 _SCALER_KEYS: Final = frozenset({"scale", "growth_factor", "_growth_tracker"})
 #: ``rng_state.pth`` of the Hugging Face Trainer, ``random_states_0.pkl`` of Accelerate.
 _RNG_FILE_KEYS: Final = (frozenset({"python", "numpy", "cpu"}), frozenset({"random_state", "torch_manual_seed"}))
+#: Beginning of the keys of options in a flat optimizer, and the end of one that every optimizer has.
+FLAT_OPTIONS: Final = "param_groups."
+_RATE: Final = ".lr"
 _LONGEST_KEY: Final = 1000
 _MOST_ITEMS: Final = 32
 
@@ -193,3 +196,13 @@ def has_module_versions(call: Call) -> bool:
 def string_keys(pairs: Dict) -> set[str]:
     """Return the keys of a dict that are strings."""
     return {key for key in pairs.keys() if type(key) is str}
+
+
+def is_flat_optimizer(keys: Iterable[str]) -> bool:
+    """Whether a dict with these keys has the learning rate of a parameter, as a flat optimizer has."""
+    return any(key.startswith(FLAT_OPTIONS) and parameter_of_rate(key) for key in keys)
+
+
+def parameter_of_rate(key: str) -> str:
+    """Return the parameter whose learning rate a key of a flat optimizer is; empty for other keys."""
+    return key[len(FLAT_OPTIONS) : -len(_RATE)] if key.endswith(_RATE) else ""

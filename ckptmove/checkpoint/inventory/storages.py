@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from ckptmove.checkpoint.inventory.apart import judged
 from ckptmove.model import Inventory
 from ckptmove.pickles.tensors import TensorReader
-from ckptmove.torch_facts.verdicts import uses_of_names
 
 if TYPE_CHECKING:
     from ckptmove.formats.contract import Container
-    from ckptmove.model import GlobalUse
     from ckptmove.pickles.state import Machine
-
-
-#: Classes of an archive's own code, functions of TorchScript's reader, and modules lowered to a backend
-#: (torch/csrc/jit/backends/backend_detail.cpp). No load imports one of them.
-SCRIPT_NAMES: Final = re.compile(r"__torch__\..*|torch\.jit\._pickle\..*|torch\.jit\.\w+LoweredModule")
 
 
 def storage_inventory(container: Container, machine: Machine) -> Inventory:
@@ -32,12 +25,5 @@ def storage_inventory(container: Container, machine: Machine) -> Inventory:
         layout="other",
         size_bytes=container.source.size,
         storages=storages,
-        globals=judged(machine, container),
+        globals=judged(machine, container.opened),
     )
-
-
-def judged(machine: Machine, container: Container) -> tuple[GlobalUse, ...]:
-    """The names that a pickle imports; those whose calls the container has read itself are not dangerous."""
-    opened = container.opened
-    uses = uses_of_names(machine.globals, machine.runs)
-    return tuple(use._replace(verdict="unknown") if use.name in opened else use for use in uses)

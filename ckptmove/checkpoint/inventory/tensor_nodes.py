@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
+from ckptmove.pickles.build import new_dict
 from ckptmove.pickles.rebuild_arguments import NotATensor, items, sparse_parts
+from ckptmove.pickles.storage_id import storage_id
 from ckptmove.pickles.tensors import TensorReader
-from ckptmove.pickles.tree import Call, Dict, Node, Persistent, Sequence, Tuple
+from ckptmove.pickles.tree import Call, Node, Persistent, Sequence, Tuple
 from ckptmove.torch_facts.layouts import SPARSE_PARTS
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ class TensorNodes:
     def is_tensor(self, value: Value) -> bool:
         """Whether a value is a tensor, or a storage that was saved without a tensor."""
         if type(value) is Persistent:
-            return type(value.pid) is Tuple and value.pid.items[:1] == ("storage",)
+            return storage_id(value) is not None
         return type(value) is Call and self._reader.is_tensor(value)
 
     def node(self, value: Value) -> TensorNode | None:
@@ -164,4 +166,4 @@ def _item(found: tuple[Value, ...], place: int) -> Value:
 def _pairs(found: tuple[Value, ...], place: int) -> Value:
     """Return an argument that is a dict of any class; if it is empty, it may be None or absent."""
     value = _item(found, place)
-    return Dict([], []) if value is None else as_dict(value) or value
+    return new_dict() if value is None else as_dict(value) or value

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint.inventory import mentions, objects, shapes
-from ckptmove.checkpoint.inventory.broken import broken_numbers
 from ckptmove.checkpoint.inventory.budget import Budget
-from ckptmove.checkpoint.inventory.flattened import is_flat_optimizer, split_by_parameter
 from ckptmove.checkpoint.inventory.numpy_scalars import scalar_value
 from ckptmove.checkpoint.inventory.optimizers import draft_flat_optimizer, draft_optimizer
 from ckptmove.checkpoint.inventory.place import MemberContext, settled_role
@@ -275,7 +273,9 @@ class Walk:
             if state is not None:
                 self._enter_optimizer(pairs, state, node, inner)
                 return
-            if is_flat_optimizer(keys):
+            if shapes.is_flat_optimizer(keys):
+                from ckptmove.checkpoint.inventory.flattened import split_by_parameter
+
                 self._budget.write(sum(map(len, keys)))  # the keys are split again for each path to the dict
                 flat = split_by_parameter(pairs)
                 pairs, keys = flat.others, shapes.string_keys(flat.others)
@@ -293,6 +293,10 @@ class Walk:
             self._enter_flat_optimizer(flat, inner)
 
     def _note_broken(self, pairs: Dict, role: Role | None, inner: MemberContext) -> None:
+        if role not in {"scheduler", "scaler"}:
+            return
+        from ckptmove.checkpoint.inventory.broken import broken_numbers
+
         for number in broken_numbers(pairs, role, inner.prefix):
             self._budget.spend(_SCALAR)
             self._budget.write(len(number.where))

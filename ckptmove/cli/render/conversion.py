@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.cli.render.page import DEVICE_STYLE, Column, table
-from ckptmove.cli.render.text import clean, sentence
+from ckptmove.cli.render.text import DEVICE_STYLE, Column, clean, sentence, table
 from ckptmove.conversion.policy import DEVICE_MENTION, GROUP_FLAG, MESH_TYPE, RULES
 from ckptmove.moves import Remap
 from ckptmove.text import Command, amount, size, some
@@ -13,8 +12,8 @@ from ckptmove.text import Command, amount, size, some
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ckptmove.cli.render.answers import ConvertAnswer
-    from ckptmove.cli.render.page import Page
+    from ckptmove.cli.render.renderer import ConvertAnswer
+    from ckptmove.cli.render.text import Page
     from ckptmove.conversion.results import Converted, UndoResult
     from ckptmove.moves import Dropped, Kept, MovePlan, StorageEdit
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, get_args
 
-from ckptmove.cli.render.page import DEVICE_STYLE, Column, table
-from ckptmove.cli.render.text import clean
+from ckptmove.cli.render.text import DEVICE_STYLE, Column, clean, table
 from ckptmove.comparison.differences import What
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ckptmove.cli.render.page import Page
+    from ckptmove.cli.render.text import Page
     from ckptmove.comparison.differences import Change, Differences, Gap, LoneNan
 
 #: Properties whose equal changes share a row, whatever the names.

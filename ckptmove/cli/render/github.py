@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.cli.render.answers import printed
-from ckptmove.cli.render.renderer import Renderer
+from ckptmove.cli.render.renderer import Renderer, printed
 from ckptmove.cli.render.text import clean, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ckptmove.api.failures import Failure
-    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
+    from ckptmove.cli.render.renderer import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.cli.streams import Output
     from ckptmove.comparison.differences import Differences
     from ckptmove.conversion.results import UndoResult

@@ -6,8 +6,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.cli.render.answers import printed, with_findings
-from ckptmove.cli.render.renderer import Renderer
+from ckptmove.cli.render.renderer import Renderer, printed, with_findings
 from ckptmove.cli.render.text import clean
 from ckptmove.cli.selection import ON_REQUEST
 from ckptmove.cli.streams import page_of, say, suggest_command, write_patch
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckptmove.api.failures import Failure
-    from ckptmove.cli.render.answers import ConvertAnswer, FoundAnswer, InspectAnswer, Summary, VerifyAnswer
+    from ckptmove.cli.render.renderer import ConvertAnswer, FoundAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.cli.streams import Output
     from ckptmove.comparison.differences import Differences
     from ckptmove.conversion.results import UndoResult

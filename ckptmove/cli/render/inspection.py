@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.api.figures import shares
 from ckptmove.checkpoint.directories import DirectoryInventory
-from ckptmove.cli.render.page import DEVICE_STYLE, Column, table
-from ckptmove.cli.render.text import clean, sentence
+from ckptmove.cli.render.text import DEVICE_STYLE, Column, clean, sentence, table
 from ckptmove.model import Severity
 from ckptmove.text import amount, size, some
 from ckptmove.torch_facts.devices import NO_DEVICE
@@ -17,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ckptmove.api.figures import Expectation
-    from ckptmove.api.results import Inspection
+    from ckptmove.api.inspection import Inspection
     from ckptmove.checkpoint.summary import CheckpointSummary
-    from ckptmove.cli.render.answers import InspectAnswer
-    from ckptmove.cli.render.page import Page
+    from ckptmove.cli.render.renderer import InspectAnswer
+    from ckptmove.cli.render.text import Page
     from ckptmove.model import Finding, Inventory, OptimizerRecord, TensorRecord
 
 STYLES: Final = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ckptmove.api.document import Json
     from ckptmove.api.failures import Failure
-    from ckptmove.cli.render.answers import InspectAnswer, Summary, VerifyAnswer
+    from ckptmove.cli.render.renderer import InspectAnswer, Summary, VerifyAnswer
     from ckptmove.cli.streams import Output
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ckptmove.api.document import Json
     from ckptmove.api.failures import Failure
-    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
+    from ckptmove.cli.render.renderer import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.cli.streams import Output
     from ckptmove.comparison.differences import Differences
     from ckptmove.conversion.results import UndoResult

@@ -15,7 +15,7 @@ from ckptmove.model import Severity
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
+    from ckptmove.cli.render.renderer import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.comparison.differences import Differences
     from ckptmove.proof.evidence import CheckResult
 

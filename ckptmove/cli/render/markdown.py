@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.cli.render.answers import printed
-from ckptmove.cli.render.renderer import Document
+from ckptmove.cli.render.renderer import Document, printed
 from ckptmove.cli.render.text import clean, sentence
 from ckptmove.model import Severity
 from ckptmove.text import amount
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ckptmove.api.failures import Failure
-    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
+    from ckptmove.cli.render.renderer import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.comparison.differences import Differences
     from ckptmove.model import Finding
     from ckptmove.proof.evidence import CheckResult
@@ -66,7 +65,7 @@ class MarkdownDocument(Document):
     def inspect(self, answer: InspectAnswer) -> None:
         """Add a row for the checkpoint, and a table of its findings."""
         from ckptmove.cli.render.inspection import findings_summary, summary_facts
-        from ckptmove.cli.render.page import Page
+        from ckptmove.cli.render.text import Page
         from ckptmove.text import size
 
         inventory, findings = answer.result.inventory, printed(answer).result.findings

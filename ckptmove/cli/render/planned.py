@@ -9,7 +9,7 @@ from ckptmove.checkpoint.state_dicts import with_wrappers
 from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import Refused, UsageError
 from ckptmove.findings.context import Context, target_device
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.moves import MoveRequest
 from ckptmove.text import command_line
 from ckptmove.torch_facts.devices import parse_target
@@ -17,7 +17,7 @@ from ckptmove.torch_facts.devices import parse_target
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ckptmove.cli.render.answers import InspectAnswer
+    from ckptmove.cli.render.renderer import InspectAnswer
     from ckptmove.model import Inventory
     from ckptmove.moves import MovePlan
 
@@ -36,7 +36,7 @@ def conversion_of(answer: InspectAnswer) -> ConversionEffect | None:
     """
     request, inventory = answer.request, answer.result.inventory
     device = request.expect or request.target or target_device(inventory, Context())
-    if device is None or not container_class(inventory.container).is_editable:
+    if device is None or not facts_of(inventory.container).is_editable:
         return None
     try:
         plan = plan_move(inventory, MoveRequest(to=parse_target(device), cast=True))

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
 from ckptmove.api.failures import failure_of
-from ckptmove.cli.render.answers import Summary
-from ckptmove.cli.render.formats import DOCUMENTS, open_report
-from ckptmove.cli.render.renderer import Renderer
+from ckptmove.cli.render.formats import DOCUMENTS
+from ckptmove.cli.render.renderer import Renderer, Summary
 from ckptmove.errors import CkptMoveError, OutputIsNoReport, ReportFailed, UsageError, WriteFailed, reason_of
 from ckptmove.io.locations import shared_mode
 from ckptmove.io.portable import NEW_FILE
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ckptmove.api.failures import Failure
-    from ckptmove.cli.options import OutputOptions
-    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, VerifyAnswer
-    from ckptmove.cli.render.renderer import Document
+    from ckptmove.cli.render.renderer import ConvertAnswer, Document, InspectAnswer, VerifyAnswer
     from ckptmove.comparison.differences import Differences
     from ckptmove.io.sink import FileSink
     from ckptmove.proof.evidence import FixedFile
@@ -34,17 +31,11 @@ _WRITTEN: Final[WeakSet[BaseException]] = WeakSet()
 
 
 @contextmanager
-def reporting(
-    options: OutputOptions, command: str, reports: Sequence[str] | None = None, paths: Sequence[str] = ()
-) -> Iterator[Renderer]:
-    """Open the reports of a command. An error that ends the command is also written to the files.
+def with_files(main: Renderer, command: str, reports: Sequence[str], paths: Sequence[str]) -> Iterator[Renderer]:
+    """Open the files of the reports, next to the report on stdout.
 
-    No report may replace one of the paths, which the command reads or writes.
+    An error that ends the command is written to them. No report may replace one of the paths.
     """
-    main = open_report(options.format, command, as_json=options.json, quiet=options.quiet, verbose=options.verbose)
-    if not reports:
-        yield main
-        return
     renderer = _Reports(main, _open_files(reports, paths))
     try:
         yield renderer
@@ -65,7 +56,7 @@ def replace_earlier(
     Args:
         configured: values of ``--report`` and ``--junit`` that are set and not typed, by option.
         summary: the end of the command, with the error.
-        error: the error; nothing is written if :func:`reporting` has done it.
+        error: the error; nothing is written if :func:`with_files` has done it.
     """
     if error in _WRITTEN:
         return

@@ -9,7 +9,7 @@ from ckptmove.cli.render.inspection import STYLES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ckptmove.cli.render.page import Page
+    from ckptmove.cli.render.text import Page
     from ckptmove.findings.catalogue import Entry
 
 

@@ -16,7 +16,7 @@ from ckptmove.cli.render.text import sentence
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
+    from ckptmove.cli.render.renderer import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.comparison.differences import Differences
     from ckptmove.model import Finding
 

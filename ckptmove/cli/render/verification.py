@@ -14,8 +14,8 @@ from ckptmove.text import amount
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ckptmove.cli.render.answers import VerifyAnswer
-    from ckptmove.cli.render.page import Page
+    from ckptmove.cli.render.renderer import VerifyAnswer
+    from ckptmove.cli.render.text import Page
     from ckptmove.proof.evidence import CheckResult, FixedFile, Verdict
 
 _DIFF_STYLES: Final = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red"}

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.checkpoint.inventory.build import tree_inventory
 from ckptmove.checkpoint.inventory.shapes import as_dict, optimizer_state
-from ckptmove.checkpoint.layouts.merge import split_plan
+from ckptmove.checkpoint.merge import split_plan
 from ckptmove.conversion.policy import Policy
 from ckptmove.conversion.remap.errors import NotRemappable
 from ckptmove.errors import UneditablePickle
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
+from ckptmove.pickles.build import new_dict
 from ckptmove.pickles.rebuild_arguments import view_of
+from ckptmove.pickles.storage_id import rename_storages, set_devices
 from ckptmove.pickles.tree import Call, Dict, Global, Persistent, Sequence, Tuple, items_of, nodes
 from ckptmove.torch_facts.devices import split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     from ckptmove.moves import MovePlan, MoveRequest
     from ckptmove.pickles.tree import Node, Value
 
-#: Fields of ``('storage', class, key, location, numel)``, torch/serialization.py ``persistent_id``.
-_KEY, _LOCATION, _FIELDS = 2, 3, 5
 _CODE: Final = "its code relies on the names and dtypes of its tensors"
 
 
@@ -37,14 +37,12 @@ def combine(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits) -> Value
     """The tree of a checkpoint after its moves. It belongs to the caller; storages are keyed as in the inventory."""
     parts = checkpoint.parts
     plans = (plan,) if checkpoint.is_whole else split_plan(plan, parts)
-    flat: list[Value] = []
-    for part, own in zip(parts, plans, strict=True):
-        flat += part.name, _part_tree(part, own, limits)
-    return flat[1] if checkpoint.is_whole else Dict(flat, [-1] * len(flat))
+    trees = [(part.name, _part_tree(part, own, limits)) for part, own in zip(parts, plans, strict=True)]
+    return trees[0][1] if checkpoint.is_whole else new_dict(trees)
 
 
 def _part_tree(part: OpenPart, plan: MovePlan, limits: Limits) -> Value:
-    kind = container_class(part.inventory.container)
+    kind = facts_of(part.inventory.container)
     if kind.has_code:
         raise NotRemappable(part.path, part.inventory.container, _CODE)
     root = part.whole_tree()
@@ -72,32 +70,6 @@ def _place(root: Value, part: OpenPart, request: MoveRequest, limits: Limits) ->
         inventory = tree_inventory(root, part.path, part.inventory.container, limits, part.inventory.size_bytes)
         policy = Policy(inventory, request)
         set_devices(root, {one.storage: policy.decide(one)[1] for one in inventory.tensors if one.storage is not None})
-
-
-def set_devices(root: Value, devices: Mapping[str, str]) -> None:
-    """Set the device of each storage, by its key; of all others, the CPU."""
-    for node in nodes(root):
-        pid = node.pid if type(node) is Persistent else None
-        if type(node) is Persistent and type(pid) is Tuple and pid.items[:1] == ("storage",):
-            items = [*pid.items]
-            items[_LOCATION] = devices.get(str(items[_KEY]), "cpu")
-            node.pid = Tuple(tuple(items), pid.starts)
-
-
-def rename_storages(found: Iterable[Node], rename: Callable[[str], str]) -> None:
-    """Change the keys of storages in the nodes of a tree; a persistent id keeps the five fields of a zip archive."""
-    for node in found:
-        pid = node.pid if type(node) is Persistent else None
-        if type(node) is Persistent and type(pid) is Tuple and pid.items[:1] == ("storage",):
-            fields = [*pid.items[:_FIELDS]]
-            fields[_KEY] = rename(str(fields[_KEY]))
-            node.pid = Tuple(tuple(fields), pid.starts[:_FIELDS])
-
-
-def storage_keys(root: Value) -> dict[str, None]:
-    """Keys of the storages in a tree, in the order of the tree."""
-    pids = (node.pid for node in nodes(root) if type(node) is Persistent)
-    return {str(pid.items[_KEY]): None for pid in pids if type(pid) is Tuple and pid.items[:1] == ("storage",)}
 
 
 def _write_views_as_offsets(found: Iterable[Node]) -> None:

@@ -164,20 +164,6 @@ class SavedWhole(Refused):
         self.name = name
 
 
-class NotGathered(Refused):
-    """The files of a directory cannot become one file. ``reason`` is a clause.
-
-    Attributes:
-        folder: a folder or file in it that can; empty if none is known.
-    """
-
-    kind = "not-gathered"
-
-    def __init__(self, path: str, reason: str, folder: str = "") -> None:
-        super().__init__(f"its files cannot be written as one file: {reason}", path=path)
-        self.folder = folder
-
-
 class MixedByteOrders(Refused):
     """One file cannot hold storages of both byte orders. The path is that of a big-endian file."""
 

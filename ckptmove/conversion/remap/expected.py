@@ -6,21 +6,21 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
+from ckptmove.assembled.zero import gather_partitions
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.inventory.partitions import is_partitioned
 from ckptmove.checkpoint.inventory.shapes import as_dict
-from ckptmove.checkpoint.layouts.merge import merge_inventories, moved_inventory
-from ckptmove.checkpoint.layouts.tree_part import NewTreePart
+from ckptmove.checkpoint.merge import merge_inventories, moved_inventory
 from ckptmove.checkpoint.parts import FilePart, OpenPart
+from ckptmove.checkpoint.tree_part import NewTreePart
 from ckptmove.conversion.remap.errors import NotInFormat
 from ckptmove.conversion.remap.gather import gathered_names
 from ckptmove.conversion.remap.kept_files import replaced_by_shards
 from ckptmove.conversion.remap.new_files import merged_metadata
 from ckptmove.conversion.remap.remapping import remap
-from ckptmove.conversion.remap.zero import gather_partitions
 from ckptmove.conversion.shards import INDEX_NAME, shard_names
 from ckptmove.conversion.to_safetensors import dense_records, tied_names
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.io.part import MemorySource
 from ckptmove.io.segments import blocks_of
 from ckptmove.lazy.cast import Cast
@@ -28,7 +28,8 @@ from ckptmove.lazy.stored import StoredBytes, Strided
 from ckptmove.lazy.tensor import Elements
 from ckptmove.model import Span
 from ckptmove.moves import MovePlan, MoveRequest, Remap
-from ckptmove.pickles.tree import Call, Dict, Global, Tuple
+from ckptmove.pickles.build import new_dict, ordered_dict
+from ckptmove.pickles.tree import Call, Dict, Tuple
 from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ def expected(original: OpenCheckpoint, converted: OpenCheckpoint, options: Remap
     is_rank = any(map(is_partitioned, converted.inventory.optimizers))
     whole = gather_partitions(original, limits) if one_file and not is_rank else None
     original = whole or original
-    is_table = all(container_class(part.inventory.container).is_table for part in converted.parts)
-    was_table = all(container_class(part.inventory.container).is_table for part in original.parts)
+    is_table = all(facts_of(part.inventory.container).is_table for part in converted.parts)
+    was_table = all(facts_of(part.inventory.container).is_table for part in original.parts)
     is_gathered = one_file and _may_be_gathered(original, converted)
     is_resharded = not one_file and is_table and _is_resharded(original, converted, options)
     as_file = one_file or is_resharded or bool(options.as_root)
@@ -170,10 +171,7 @@ def _table(result: Remapped) -> Value:
     root, sizes = result.root, {storage.key: storage.nbytes for storage in result.inventory.storages}
     tied = tied_names(dense_records(root), sizes)
     pairs = cast("Dict", as_dict(root)).pairs()
-    flat = [item for key, value, _ in pairs if key not in tied for item in (key, _without_grad(value))]
-    table = Call(Global("collections", "OrderedDict"), Tuple((), ()), -1)
-    table.assigned = Dict(flat, [-1] * len(flat))
-    return table
+    return ordered_dict(new_dict((key, _without_grad(value)) for key, value, _ in pairs if key not in tied))
 
 
 def _without_grad(value: Value) -> Value:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 from ckptmove.checkpoint.parts import FilePart
 from ckptmove.conversion.remap.errors import NotRemappable
 from ckptmove.conversion.remap.new_files import NewFiles
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.io.contracts import BytesSegment, FromSource
 from ckptmove.io.locations import stem
 
@@ -42,7 +42,7 @@ class RemappedFolder:
     def _lay_out(self, part: OpenPart, root: Value) -> tuple[Segment, ...]:
         if not isinstance(part, FilePart):
             raise NotRemappable(part.path, part.inventory.container, "each rank wrote its own pieces")
-        if container_class(part.inventory.container).is_table:
+        if facts_of(part.inventory.container).is_table:
             return self._files.safetensors_file(root)
         own = self._files.same_format(part, root)
         if own is None:

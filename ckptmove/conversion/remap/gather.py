@@ -10,8 +10,9 @@ from ckptmove.checkpoint.entries import entries
 from ckptmove.checkpoint.file_names import SHARD_FILE
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text
 from ckptmove.checkpoint.pairing import pair_all
-from ckptmove.conversion.remap.errors import NotGathered
-from ckptmove.pickles.tree import Call, Dict, Global, Node, Tuple, nodes
+from ckptmove.errors import NotGathered
+from ckptmove.pickles.build import new_dict, ordered_dict
+from ckptmove.pickles.tree import Dict, Node, nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -62,9 +63,8 @@ def gather(root: Dict, path: str) -> Value:
     if whole is not None and values.keys().isdisjoint(whole.keys()):
         del values[""]
     else:
-        whole = Dict([], [])
-    flat = [*whole.flat, *chain.from_iterable(values.items())]
-    return Dict(flat, [-1] * len(flat))
+        whole = new_dict()
+    return new_dict([*((key, value) for key, value, _ in whole.pairs()), *values.items()])
 
 
 def gathered_names(parts: Sequence[OpenPart]) -> set[str]:
@@ -108,8 +108,7 @@ def _base(name: str) -> str:
 def _joined(files: Sequence[tuple[str, Value]], path: str) -> Value:
     if len(files) == 1:
         return files[0][1]
-    root = Call(Global("collections", "OrderedDict"), Tuple((), ()), -1)
-    root.assigned = joined = Dict([], [])
+    joined: list[tuple[Value, Value]] = []
     seen: dict[Value, str] = {}
     for name, value in files:
         pairs = as_dict(value)
@@ -118,9 +117,8 @@ def _joined(files: Sequence[tuple[str, Value]], path: str) -> Value:
         for key, member, _ in pairs.pairs():
             if not isinstance(key, Node) and seen.setdefault(key, name) != name:
                 raise NotGathered(path, f"'{key_text(key)}' is in {seen[key]} and in {name}")
-            joined.flat += key, member
-            joined.starts += -1, -1
-    return root
+            joined.append((key, member))
+    return ordered_dict(new_dict(joined))
 
 
 def put_in_order(root: Value, ranks: Mapping[int, int]) -> None:

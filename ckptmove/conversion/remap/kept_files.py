@@ -8,7 +8,7 @@ from posixpath import dirname
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 from ckptmove.checkpoint.inventory.shapes import as_dict, string_keys
-from ckptmove.checkpoint.layouts.detect import is_index
+from ckptmove.opening.detect import is_index
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

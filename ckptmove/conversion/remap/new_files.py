@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, cast
 
 from ckptmove.checkpoint.parts import RANKS_MISSING, FilePart
 from ckptmove.checkpoint.state_dicts import RootKeys
-from ckptmove.conversion.remap.combine import rename_storages, storage_keys
 from ckptmove.conversion.remap.errors import MixedByteOrders, NothingLeft, NotInFormat
 from ckptmove.conversion.remap.kept_files import has_unreached
 from ckptmove.conversion.remap.storages import changed_bytes
 from ckptmove.conversion.to_safetensors import dense_records, flat_state
 from ckptmove.errors import CrcMismatch, DamagedArchive, MissingShard
+from ckptmove.formats.facts import facts_of
 from ckptmove.formats.new_torch_zip import NewStorage, new_torch_file
-from ckptmove.formats.opening import container_class
 from ckptmove.formats.safetensors_new import new_safetensors
 from ckptmove.io.contracts import FromSource, StreamSegment
 from ckptmove.io.cut import cut
@@ -27,14 +26,14 @@ from ckptmove.io.segments import length
 from ckptmove.io.spool import Spool
 from ckptmove.lazy.stored import bytes_of_storage
 from ckptmove.lazy.tensor import blocks
+from ckptmove.pickles.storage_id import rename_storages, storage_keys
 from ckptmove.pickles.tree import nodes
 from ckptmove.pickles.write import write_pickle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
-    from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
-    from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
+    from ckptmove.assembled.part import AssembledPart
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.conversion.conversion import Conversion
@@ -55,7 +54,7 @@ def lay_out_file(
     own = files.same_format(part, remapped.root) if is_same and isinstance(part, FilePart) else None
     if own is not None and isinstance(part, FilePart):
         return part.source, own
-    if conversion.format == "safetensors" or (is_same and container_class(part.inventory.container).is_table):
+    if conversion.format == "safetensors" or (is_same and facts_of(part.inventory.container).is_table):
         return files.source, files.safetensors_file(remapped.root)
     return files.source, files.torch_file(remapped.root, stem(request.target))
 
@@ -182,15 +181,15 @@ class NewFiles:
                 raise MissingShard(part.path, part.missing[0], len(part.missing) - 1, RANKS_MISSING)
             stored = part.storage(key)
             if stored is not None:
-                pieces = cast("PiecedPart | RankFilesPart", part)
-                check = partial(pieces.require_sound, key) if self._conversion.request.check else do_nothing
+                assembled = cast("AssembledPart", part)
+                check = partial(assembled.require_sound, key) if self._conversion.request.check else do_nothing
                 return StreamSegment(stored.span.nbytes, partial(_checked_blocks, stored, check)), None
         raise DamagedArchive(part.path, f"bytes of storage '{key:.40}' are missing")
 
 
 def merged_metadata(parts: Collection[OpenPart]) -> dict[str, str]:
     """Metadata of a safetensors file with the tensors of some files; as :meth:`NewFiles.metadata`."""
-    if any(part.is_distributed or not container_class(part.inventory.container).is_table for part in parts):
+    if any(part.is_distributed or not facts_of(part.inventory.container).is_table for part in parts):
         return {"format": "pt"}
     found: dict[str, str] = {}
     for part in parts:

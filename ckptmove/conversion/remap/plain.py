@@ -16,6 +16,8 @@ from ckptmove.conversion.remap.state_dicts import ModuleState, is_module, object
 from ckptmove.conversion.remap.values import UNKNOWN, VALUES, NoPlainValue, callable_name
 from ckptmove.errors import LimitExceeded
 from ckptmove.moves import Replaced
+from ckptmove.pickles.build import new_dict, new_tuple
+from ckptmove.pickles.storage_id import storage_id
 from ckptmove.pickles.tensors import TensorReader
 from ckptmove.pickles.tree import (
     NEWOBJ,
@@ -244,8 +246,7 @@ class _Plain:
             return node
         if type(node) is Opaque:
             raise NoPlainValue("its value is not in the file")
-        is_storage = type(node) is Persistent and type(node.pid) is Tuple and node.pid.items[:1] == ("storage",)
-        if is_storage or isinstance(node, PlainTensor | PlainStorage):
+        if storage_id(node) is not None or isinstance(node, PlainTensor | PlainStorage):
             return node
         name = callable_name(node)
         return node if _is_allowed(name) else self._note(link, name, name)
@@ -301,7 +302,7 @@ class _Plain:
         is_pair = len(parts) == 2 and all(part is None or as_dict(part) is not None for part in parts)
         pairs = state_dict_of(call.state) if is_pair else as_dict(call.state)
         if pairs is None:
-            return Dict([], []) if is_pair else call.state
+            return new_dict() if is_pair else call.state
         state = object_state(name, pairs, self._is_tensor)
         return pairs if state is None else state
 
@@ -417,11 +418,11 @@ def _built(name: str, args: tuple[Value, ...], *, is_new: bool) -> Value:
     """Return the value of an object without a state: an enum, a namedtuple, or a subclass of a builtin."""
     is_class = is_new or name.rpartition(".")[2].lstrip("_")[:1].isupper()
     if is_class and not args:
-        return Dict([], [])
+        return new_dict()
     if is_class and len(args) == 1 and (not isinstance(args[0], Call) or as_dict(args[0]) is not None):
         return args[0]
     if is_class:  # a namedtuple, or an object whose __reduce__ gives the arguments of its class
-        return Tuple(args, (-1,) * len(args))
+        return new_tuple(*args)
     raise NoPlainValue(UNKNOWN)
 
 

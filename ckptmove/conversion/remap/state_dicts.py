@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.inventory.objects import module_attributes
 from ckptmove.checkpoint.inventory.shapes import as_dict, members, optimizer_state, role_of_keys, string_keys, unique
-from ckptmove.conversion.remap.values import NoPlainValue, new_list
+from ckptmove.conversion.remap.values import NoPlainValue
 from ckptmove.errors import LimitExceeded
-from ckptmove.pickles.tree import Call, Dict, Global, Sequence, Tuple, items_of
+from ckptmove.pickles.build import new_dict, new_list, ordered_dict
+from ckptmove.pickles.tree import Call, Dict, Sequence, items_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,12 +31,6 @@ _SCALER: Final = {
     "growth_interval": "_growth_interval",
     "_growth_tracker": "_init_growth_tracker",
 }
-
-
-def new_dict(pairs: list[tuple[Value, Value]]) -> Dict:
-    """Return a dict that no operation of the source pushes."""
-    flat = [item for pair in pairs for item in pair]
-    return Dict(flat, [-1] * len(flat))
 
 
 class ModuleState:
@@ -64,9 +59,7 @@ class ModuleState:
             else:
                 self._frames.pop()
                 self._open.discard(identity)
-        result = Call(Global("collections", "OrderedDict"), Tuple((), ()), -1)
-        result.assigned = new_dict(self._pairs)
-        return result
+        return ordered_dict(new_dict(self._pairs))
 
     def _enter(self, module: Value, prefix: str) -> None:
         if id(module) in self._open:
@@ -90,11 +83,11 @@ class ModuleState:
         self._spend(len(pairs.flat) + len(prefix))
         transient = _strings(pairs.get("_non_persistent_buffers_set"))
         for registry, skipped in (("_parameters", frozenset[str]()), ("_buffers", transient)):
-            for name, value, _ in members(as_dict(pairs.get(registry)) or Dict([], [])):
+            for name, value, _ in members(as_dict(pairs.get(registry)) or new_dict()):
                 self._spend(1)
                 if value is not None and name not in skipped:
                     self._pairs.append((prefix + name, _data(value)))
-        return iter(members(as_dict(pairs.get("_modules")) or Dict([], [])))
+        return iter(members(as_dict(pairs.get("_modules")) or new_dict()))
 
 
 def is_module(call: Call) -> bool:
@@ -126,7 +119,7 @@ def object_state(name: str, attributes: Dict, is_tensor: Callable[[Value], bool]
     if keys.issuperset(_SCALER.values()):
         return new_dict([(key, attributes.get(source)) for key, source in _SCALER.items()])
     if name.startswith("torch.") and name.endswith(".GradScaler"):
-        return Dict([], [])  # a scaler that is not enabled
+        return new_dict()  # a scaler that is not enabled
     if name.startswith(_SCHEDULERS) or role_of_keys(keys) == "scheduler":
         return _scheduler_state(attributes)
     return None

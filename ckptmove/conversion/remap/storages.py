@@ -19,7 +19,9 @@ from ckptmove.io.contracts import CastSegment, FromSource
 from ckptmove.io.cut import cut
 from ckptmove.model import Role, Span
 from ckptmove.moves import StorageEdit, Trimmed
+from ckptmove.pickles.build import new_dict, ordered_dict
 from ckptmove.pickles.rebuild_arguments import LARGEST, NotATensor, count, dtype_name, geometry
+from ckptmove.pickles.storage_id import FIELDS, KEY
 from ckptmove.pickles.tree import Call, Global, Node, Persistent, Tuple, nodes
 from ckptmove.text import Argument, Phrase
 from ckptmove.torch_facts.dtypes import CASTABLE_FLOATS, DTYPE_STORAGE, ITEM_BYTES, PACKED
@@ -46,8 +48,6 @@ _MOST_NESTED: Final = 16
 #: Number of arguments of ``_rebuild_tensor_v2`` without metadata, and index of the dtype in those of v3.
 _V2_ARGUMENTS: Final = 6
 _DTYPE: Final = 6
-#: Fields of the id of a storage; a legacy stream adds None, or a view of another storage.
-_PERSISTENT_FIELDS: Final = 5
 #: Kinds of tensors that name their dtype apart from a storage.
 _NAMES_DTYPE: Final = frozenset({"wrapper-subclass", "device-data", "meta"})
 
@@ -184,7 +184,7 @@ def _find_uses(root: Value) -> tuple[dict[str, list[_View]], dict[str, dict[int,
             if key is None:
                 continue
             ids[key][id(member.pid)] = member.pid
-            if view is not None and index == 0 and not any(member.pid.items[_PERSISTENT_FIELDS:]):
+            if view is not None and index == 0 and not any(member.pid.items[FIELDS:]):
                 views[key].append(view)
             else:
                 fixed.add(key)
@@ -212,9 +212,9 @@ def _dense_views(found: Iterable[Node]) -> dict[int, _View]:
 
 
 def _storage_key(pid: Tuple) -> str | None:
-    if len(pid.items) < _PERSISTENT_FIELDS or pid.items[0] != "storage":
+    if len(pid.items) < FIELDS or pid.items[0] != "storage":
         return None
-    key = pid.items[2]
+    key = pid.items[KEY]
     if type(key) is int and 0 <= key <= LARGEST:
         return str(key)
     return key if type(key) is str else None
@@ -343,7 +343,7 @@ def _set_dtype(view: _View, dtype: str) -> None:
     else:
         function = Global("torch._utils", _V3)
         if len(items) < _V2_ARGUMENTS:  # written before requires_grad and hooks
-            items = (*items[:4], False, Call(Global("collections", "OrderedDict"), Tuple((), ()), -1))
+            items = (*items[:4], False, ordered_dict(new_dict()))
         metadata = items[_DTYPE + view.is_v3 :]
         view.args.items = (*items[:_DTYPE], Global("torch", dtype), *metadata)
         view.args.starts = (-1,) * len(view.args.items)

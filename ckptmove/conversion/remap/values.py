@@ -7,8 +7,9 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.checkpoint.inventory.numpy_scalars import FORMATS, bytes_of, scalar_value
+from ckptmove.pickles.build import new_list
 from ckptmove.pickles.rebuild_arguments import NotATensor, sizes
-from ckptmove.pickles.tree import Call, Dict, Global, List, Persistent, Sequence, Tuple, tuple_items
+from ckptmove.pickles.tree import Call, Dict, Global, Persistent, Sequence, Tuple, tuple_items
 from ckptmove.torch_facts.weights_only import modern_name
 
 if TYPE_CHECKING:
@@ -38,11 +39,6 @@ class NoPlainValue(Exception):
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why = why
-
-
-def new_list(items: list[Value]) -> List:
-    """Return a list that no operation of the source pushes."""
-    return List(items, [-1] * len(items))
 
 
 def callable_name(value: Value) -> str:

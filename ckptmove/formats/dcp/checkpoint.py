@@ -8,12 +8,10 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from ckptmove.errors import DamagedArchive, DistributedFile, MissingShard
-from ckptmove.formats.contract import Container
+from ckptmove.errors import DamagedArchive, MissingShard
 from ckptmove.formats.dcp.metadata import REPEATED, StoredObject, StoredTensor, parse_metadata, union
 from ckptmove.formats.rebuild_calls import rebuild_call
-from ckptmove.io.contracts import CopySegment
-from ckptmove.model import ArchiveFact, Span
+from ckptmove.model import ArchiveFact
 from ckptmove.pickles.plain_objects import interpret_objects
 from ckptmove.pickles.state import Machine
 from ckptmove.pickles.stream import read_pickle
@@ -25,10 +23,8 @@ if TYPE_CHECKING:
     from ckptmove.formats.chunks import Chunk
     from ckptmove.formats.dcp.metadata import Path
     from ckptmove.formats.dcp.pieces import Piece
-    from ckptmove.formats.zip_archive.index import ZipDirectory
-    from ckptmove.io.contracts import ByteSource, Segment
+    from ckptmove.io.contracts import ByteSource
     from ckptmove.limits import Limits
-    from ckptmove.model import StorageRef
     from ckptmove.pickles.tree import Value
 
 
@@ -45,22 +41,8 @@ class ReadObject(NamedTuple):
     storages: Mapping[str, str]  # keys of its storages in the piece, by their keys in the checkpoint
 
 
-class DistributedCheckpoint(Container):
+class DistributedCheckpoint:
     """A checkpoint of ``torch.distributed.checkpoint.save``; its source is ``.metadata``."""
-
-    name = "dcp"
-    has_devices = False
-    is_distributed = True
-    why_no_devices = "a distributed checkpoint stores no device: each tensor is loaded to where the model has it"
-    is_editable = False
-    unwritten_hint = "convert cannot change a distributed checkpoint: fix it in the script after loading"
-    loader = "torch.distributed.checkpoint.load"
-    unsupported_hint = "save it again in the program that made it, with tensors of torch's own dtypes and no extensions"
-
-    @classmethod
-    def open(cls, source: ByteSource, directory: ZipDirectory | None, limits: Limits) -> DistributedCheckpoint:
-        """Raise :class:`DistributedFile`: ``.metadata`` is read with the sizes of the files that it names."""
-        raise DistributedFile(source.path)
 
     def __init__(
         self, source: ByteSource, sizes: Mapping[str, int], limits: Limits, *, others: Sequence[ByteSource] = ()
@@ -144,21 +126,9 @@ class DistributedCheckpoint(Container):
             # A tensor has no entries below it.
             yield ((entry.name,) if is_below else entry.path), entry
 
-    def object_pickle(self) -> bytes:
-        """Empty: each piece has a pickle of its own."""
-        return b""
-
-    def locate(self, storages: Sequence[StorageRef]) -> tuple[ArchiveFact, ...]:
-        """Compare the places of the pieces with the sizes of the files, and the chunks with their tensors."""
+    def facts(self) -> tuple[ArchiveFact, ...]:
+        """Problems with the places of the pieces, by the sizes of the files, and with the chunks of the tensors."""
         return (*self._file_problems(), *self._entry_problems())
-
-    def storage_span(self, key: str) -> Span | None:
-        """None: a tensor consists of pieces."""
-        return None
-
-    def lay_out(self, pickle: bytes, casts: Mapping[str, tuple[str, str]]) -> tuple[Segment, ...]:
-        """``.metadata`` unchanged: it stores no device."""
-        return (CopySegment(Span(0, self.source.size)),)
 
     def is_whole(self, piece: Piece) -> bool:
         """Whether a piece ends within its file."""

@@ -1,6 +1,7 @@
-"""Read the local headers of a zip archive, and compare them with its central directory.
+"""Read the local headers of a zip archive, compare them with its directory, and find bytes that belong to no record.
 
-Formats as in PKWARE's APPNOTE 4.3.7 and 4.5.
+One reader skips such bytes, another may read them. They are not read here, and a header is read only if the gap after
+its record is larger than padding. Formats as in PKWARE's APPNOTE 4.3.7 and 4.5.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.errors import DamagedArchive
 from ckptmove.formats.zip_archive.index import FLAG_DESCRIPTOR, FLAG_ENCRYPTED, U32_MAX, split_extra
+from ckptmove.model import Span
 
 if TYPE_CHECKING:
-    from ckptmove.formats.zip_archive.index import ZipDirectory, ZipRecord
+    from collections.abc import Iterator
+
+    from ckptmove.formats.zip_archive.index import ZipDirectory, ZipRecord, ZipRecords
     from ckptmove.io.contracts import ByteSource
 
 LOCAL: Final = struct.Struct("<4s5H3L2H")
@@ -30,6 +34,11 @@ _CENTRAL_GROUPS: Final = struct.Struct("<6x10s12s2s")
 _CENTRAL_BYTES: Final = 46
 #: CRC and lengths in a local header whose record has a data descriptor.
 _DEFERRED: Final = bytes(12)
+
+#: Maximum length of a data descriptor.
+_DESCRIPTOR_BYTES: Final = 24
+#: Maximum length between two records of torch without the padding: tags of extra fields, zip64 sizes, a descriptor.
+_BETWEEN: Final = 128
 
 
 class LocalHeader(NamedTuple):
@@ -140,3 +149,34 @@ def _contradicts(fields: tuple[int, ...], record: ZipRecord) -> bool:
     if record.crc and crc not in {0, record.crc}:
         return True
     return stored not in {0, U32_MAX, record.stored_bytes} or nbytes not in {0, U32_MAX, record.nbytes}
+
+
+def hidden_bytes(
+    directory: ZipDirectory, headers: LocalHeaders, alignment: int, size: int
+) -> Iterator[tuple[str, Span]]:
+    """Name and span of each run of bytes that belongs to no record of an archive of this size."""
+    room, records = alignment + _BETWEEN, directory.records
+    names, offsets, sizes = records.name_bytes, records.header_offsets, records.stored_bytes
+    claimed, before = 0, None
+    for place in records.in_file_order():
+        start = offsets[place]
+        if start < claimed:
+            raise DamagedArchive(headers.source.path, f"record '{records.name(place)}' overlaps another record")
+        if start > claimed + room or before is None:
+            yield from _gap(records, before, headers, min(start, directory.start))
+        claimed, before = start + LOCAL_BYTES + names[place] + sizes[place], place
+    if claimed + room < directory.start:
+        yield from _gap(records, before, headers, directory.start)
+    if directory.bytes_after_end:
+        yield "bytes after the directory", Span(size - directory.bytes_after_end, size)
+
+
+def _gap(records: ZipRecords, before: int | None, headers: LocalHeaders, start: int) -> Iterator[tuple[str, Span]]:
+    """The gap between the end of a record, or the start of the file, and an offset."""
+    end = headers.data_start(before) + records.stored_bytes[before] if before is not None else 0
+    nbytes = start - end
+    if before is not None and nbytes <= _DESCRIPTOR_BYTES:
+        return
+    if nbytes:
+        what = f"bytes after {records.name(before)}" if before is not None else "bytes before the records"
+        yield what, Span(end, start)

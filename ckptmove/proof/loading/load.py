@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import torch
 
 from ckptmove.checkpoint.naming import naming
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.pickles.tree import Dict, nodes
 from ckptmove.proof.loading.errors import NotLoadable, NotRebuilt, NotWeightsOnly
 from ckptmove.proof.loading.objects import NotAllowed, build
@@ -88,7 +88,7 @@ def _loaded(request: LoadRequest) -> Any:
             open_checkpoint(path, request.limits, keep_trees=True, tree=_use(request.move))
         )
         for part in checkpoint.parts:
-            if container_class(part.inventory.container).has_code:
+            if facts_of(part.inventory.container).has_code:
                 raise NotLoadable(part.path, part.inventory.container)
         (root, homes, devices), uses = _prepared(checkpoint, request), checkpoint.inventory.globals
         # The inventory takes as much memory as the tree, and is not needed to build the objects.
@@ -109,7 +109,7 @@ def _loaded(request: LoadRequest) -> Any:
 
 def _prepared(checkpoint: OpenCheckpoint, request: LoadRequest) -> _Prepared:
     inventory = checkpoint.inventory
-    has_devices = checkpoint.listing is None and container_class(inventory.container).has_devices
+    has_devices = checkpoint.listing is None and facts_of(inventory.container).has_devices
     if not has_devices or _use(request.move) == "edit":
         return _remapped(checkpoint, request)
     part = checkpoint.file
@@ -180,7 +180,7 @@ def _use(move: MoveRequest | None) -> TreeUse:
 
 
 def _refusal(request: LoadRequest, uses: Iterable[GlobalUse], name: str) -> NotWeightsOnly:
-    from ckptmove.findings.remedies import loads
+    from ckptmove.findings.trials import loads
     from ckptmove.torch_facts.registered import modules_of
 
     refused = [use for use in uses if not use.weights_only]

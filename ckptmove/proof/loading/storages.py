@@ -12,6 +12,7 @@ from ckptmove.checkpoint.parts import FilePart
 from ckptmove.errors import DamagedArchive, OutOfMemory
 from ckptmove.model import Span
 from ckptmove.pickles.rebuild_arguments import view_of
+from ckptmove.pickles.storage_id import FIELDS, KEY, LOCATION
 from ckptmove.pickles.tree import PlainStorage, tuple_items
 from ckptmove.proof.loading.errors import MissingDevice
 from ckptmove.proof.tensors.dtypes import dtype_of
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from ckptmove.model import StorageRef
     from ckptmove.pickles.tree import Persistent
     from ckptmove.proof.tensors.stored import StoredTensors
-
-#: Fields of ``('storage', class, key, location, numel)``, torch/serialization.py ``persistent_id``.
-_KEY, _LOCATION = 2, 3
 
 
 class Storages:
@@ -69,9 +67,9 @@ class Storages:
         if type(node) is PlainStorage:
             return self._whole(node.ref.key, node.ref.device)
         fields = tuple_items(node.pid)
-        key = str(fields[_KEY])
-        made = self._whole(key, str(fields[_LOCATION]))
-        view = view_of(node) if len(fields) > _LOCATION + 2 else None
+        key = str(fields[KEY])
+        made = self._whole(key, str(fields[LOCATION]))
+        view = view_of(node) if len(fields) > FIELDS else None
         return made if view is None else self._view(key, made, *view)
 
     def _whole(self, key: str, device: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heapreplace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -96,7 +96,7 @@ def _is_loaded_whole(part: OpenPart) -> bool:
         return False
     if not part.is_file:
         return True
-    kind = container_class(part.inventory.container)
+    kind = facts_of(part.inventory.container)
     if kind.not_weights_only or kind.loader == "safetensors":  # not loaded, or mapped by safetensors
         return False
     return not kind.is_mappable or any(fact.kind == "compressed-storage" for fact in part.inventory.facts)

@@ -17,9 +17,7 @@ from torch._utils import _get_obj_state
 from torch.storage import TypedStorage, UntypedStorage
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
-from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
-from ckptmove.formats.opening import container_class
+from ckptmove.formats.facts import facts_of
 from ckptmove.proof.refusal import UnpicklingError, reason_of
 from ckptmove.proof.restored.byte_source_file import as_file
 from ckptmove.proof.restored.digests import StorageDigests
@@ -30,8 +28,9 @@ from ckptmove.torch_facts.weights_only import DTENSOR_NAMES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from ckptmove.assembled.part import AssembledPart
     from ckptmove.checkpoint.parts import FilePart, OpenPart
-    from ckptmove.formats.contract import Container
+    from ckptmove.formats.facts import FormatFacts
     from ckptmove.model import TensorRecord
     from ckptmove.proof.processes.shares import Share
     from ckptmove.proof.sampling import Sample
@@ -168,15 +167,10 @@ class LoadedFiles:
         """Digests of the released storages of a file; None if nothing was released."""
         return self.at(file).digests
 
-    def pieces(self, file: str) -> PiecedPart | None:
-        """The distributed checkpoint with this name; None for a file."""
-        part = self._parts[file]
-        return part if isinstance(part, PiecedPart) else None
-
-    def ranks(self, file: str) -> RankFilesPart | None:
-        """The files of ranks with this name; None for a file."""
-        part = self._parts[file]
-        return part if isinstance(part, RankFilesPart) else None
+    def assembled(self, name: str) -> AssembledPart | None:
+        """The part with this name if its tensors are in several files, which are loaded one by one; None for a file."""
+        part = self._parts[name]
+        return cast("AssembledPart", part) if part.is_assembled else None
 
     def of_rank(self, part: FilePart) -> Loaded:
         """The result for one of the files of ranks."""
@@ -185,9 +179,9 @@ class LoadedFiles:
         return self._of_ranks[part.name]
 
     @property
-    def distributed(self) -> tuple[PiecedPart, ...]:
-        """Distributed checkpoints; these are loaded piece by piece."""
-        return tuple(part for part in self._used.values() if isinstance(part, PiecedPart))
+    def all_assembled(self) -> tuple[AssembledPart, ...]:
+        """The parts whose tensors are in several files."""
+        return tuple(cast("AssembledPart", part) for part in self._used.values() if part.is_assembled)
 
     @property
     def mapped(self) -> frozenset[str]:
@@ -228,7 +222,7 @@ class LoadedFiles:
     def what(self) -> str:
         """The functions that loaded the tensors, as subject and verb: ``torch.load returns``."""
         used = [part.inventory for part in self._used.values()]
-        loaders = {container_class(one.container).loader for one in used if one.tensors}
+        loaders = {facts_of(one.container).loader for one in used if one.tensors}
         if "torch.export.load" in loaders:
             return "torch's readers return"
         if "safetensors" not in loaders:
@@ -255,7 +249,7 @@ def _load_one(part: OpenPart, stored: StoredTensors) -> Loaded:
         return Loaded()
     if any(use.name in DTENSOR_NAMES for use in part.inventory.globals):
         _know_dtensors()
-    kind = container_class(part.inventory.container)
+    kind = facts_of(part.inventory.container)
     if part.name and kind.name == "pickle":
         # A bare pickle by itself may be meant for torch.load; next to checkpoints it is a script's own data.
         return Loaded(refusal="it is a bare pickle, which pickle.load restores")
@@ -288,12 +282,12 @@ def _know_dtensors() -> None:
 def _has_unseen_values(part: OpenPart) -> bool:
     """Whether a file can be loaded without values: torch reads none and swaps no bytes."""
     kinds = {record.kind for record in part.inventory.tensors}
-    is_mappable = container_class(part.inventory.container).is_mappable
+    is_mappable = facts_of(part.inventory.container).is_mappable
     return is_mappable and part.byteorder == sys.byteorder and kinds <= _UNSEEN
 
 
 def load(
-    kind: type[Container], place: str | BinaryIO, *, is_packed: bool = False, digests: StorageDigests | None = None
+    kind: FormatFacts, place: str | BinaryIO, *, is_packed: bool = False, digests: StorageDigests | None = None
 ) -> Loaded:
     """Load a file with ``weights_only=True, mmap=True, map_location="cpu"``.
 

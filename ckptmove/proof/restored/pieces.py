@@ -1,17 +1,23 @@
-"""The ``restore`` check of a distributed checkpoint: compare each piece that ``torch.load`` returns with its tensor.
+"""The ``restore`` check of tensors in several files: compare each chunk that torch loads with the whole tensor.
 
-``.metadata`` is never unpickled, as ``torch.distributed.checkpoint.load`` would do. One piece is in memory at a time.
+``torch.load`` loads the pieces of a distributed checkpoint and the files of ranks, and safetensors loads shards.
+``.metadata`` is never unpickled, as ``torch.distributed.checkpoint.load`` would do. The chunks of replicas are compared
+too. One piece is in memory at a time, and the files of ranks are mapped.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from ckptmove.formats.opening import container_class
+from ckptmove.checkpoint.elements import extent_span
+from ckptmove.formats.facts import facts_of
+from ckptmove.io.part import PartSource
 from ckptmove.proof.checks import Joined, Offenders
 from ckptmove.proof.restored.byte_source_file import as_file
 from ckptmove.proof.restored.loaded import load, load_tensor
+from ckptmove.proof.restored.pages import PageRelease
 from ckptmove.proof.tensors.dtypes import dtype_of
 from ckptmove.proof.tensors.stored import same_bits
 from ckptmove.text import amount
@@ -21,59 +27,93 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ckptmove.checkpoint.layouts.pieced_part import PiecedPart, StoredPiece
-    from ckptmove.model import TensorRecord
-    from ckptmove.proof.restored.loaded import Loaded
+    from ckptmove.assembled.part import AssembledPart
+    from ckptmove.assembled.table import OpenChunk, Placed
+    from ckptmove.model import Span, TensorRecord
+    from ckptmove.proof.restored.loaded import Loaded, LoadedFiles
 
 
 @dataclass(slots=True)
 class PiecesTally(Joined):
-    """Figures and faults of the pieces compared so far."""
+    """Figures and faults of the chunks compared so far."""
 
-    chunks: int = 0  # loaded pieces of tensors
-    shards: int = 0  # loaded pieces of tensors that are in files of safetensors
+    chunks: int = 0  # loaded pieces of distributed checkpoints
+    shards: int = 0  # loaded chunks in files of safetensors
+    ranked: int = 0  # loaded chunks in files of ranks
     objects: int = 0  # loaded pieces of other objects
-    differing: Offenders = field(default_factory=Offenders)  # pieces that differ from their part of the tensor, and how
+    differing: Offenders = field(default_factory=Offenders)  # chunks that differ from their part of the tensor, and how
     errors: Offenders = field(default_factory=Offenders)  # pieces that could not be loaded, and why
     refused: Offenders = field(default_factory=Offenders)  # objects that weights-only mode refuses, and why
+    failed_files: dict[str, str] = field(default_factory=dict)  # files of ranks that could not be loaded, and why
+    refused_files: dict[str, str] = field(default_factory=dict)  # those that weights-only mode refuses, and why
     #: Open files of safetensors, by path.
     _tables: dict[str, Any] = field(default_factory=dict)
+    #: Pages of the mapped files of ranks, which are released after the comparison.
+    _pages: dict[str, PageRelease] = field(default_factory=dict)
 
     @property
     def summary(self) -> str:
-        """The loaded pieces, and how they were loaded, as text."""
-        shards = f"; they are assembled from {amount(self.shards, 'piece')} in shards" if self.shards else ""
-        if not self.chunks and not self.objects:
-            return shards
-        found = [amount(self.chunks, "piece")] + [amount(self.objects, "object")] * bool(self.objects)
-        refused = f"; not loaded, because weights_only=True refuses it: {self.refused}" if self.refused else ""
-        return (
-            f"{shards}; {' and '.join(found)} of *.distcp were loaded one at a time by torch.load(weights_only=True); "
-            f"torch.distributed.checkpoint.load was not run, because it unpickles .metadata{refused}"
-        )
+        """The loaded chunks, and how they were loaded, as text."""
+        found = f"; they are assembled from {amount(self.shards, 'piece')} in shards" if self.shards else ""
+        if self.chunks or self.objects:
+            what = [amount(self.chunks, "piece")] + [amount(self.objects, "object")] * bool(self.objects)
+            refused = f"; not loaded, because weights_only=True refuses it: {self.refused}" if self.refused else ""
+            found += (
+                f"; {' and '.join(what)} of *.distcp were loaded one at a time by torch.load(weights_only=True); "
+                f"torch.distributed.checkpoint.load was not run, because it unpickles .metadata{refused}"
+            )
+        if self.ranked:
+            found += (
+                f"; {amount(self.ranked, 'shard')} of them loaded by torch.load(weights_only=True) after import "
+                "torch.distributed.tensor"
+            )
+        return found
 
 
-def compare_pieces(record: TensorRecord, values: torch.Tensor, part: PiecedPart, tally: PiecesTally) -> None:
-    """Compare each loaded piece of a tensor with the assembled tensor."""
-    for piece in part.pieces_of(part.own_name(record.storage or "")):
-        name = f"{record.name} ({piece.place})"
-        if piece.name and not piece.source.is_remote:
-            loaded = load_tensor(piece.source.path, piece.name, tally._tables)
-        else:
-            loaded = _load(piece)
-        if loaded.refusal or loaded.error:
-            tally.errors.add(f"{name}: {loaded.refusal or loaded.error}")
+def compare_pieces(
+    record: TensorRecord, values: torch.Tensor, part: AssembledPart, loaded: LoadedFiles, tally: PiecesTally
+) -> bool:
+    """Compare each loaded chunk of a tensor with the assembled tensor.
+
+    Returns:
+        Whether torch was to load a file with a part of it.
+    """
+    key = cast("str", part.own_key(record))  # a tensor without a storage has no values
+    is_loaded = False
+    for placed in part.pieces(key):
+        file = loaded.of_rank(part.members[placed.file]) if part.members else None
+        if file is not None and not _is_loaded(file, placed.file, tally):
             continue
-        if piece.name:
-            tally.shards += 1
-        else:
-            tally.chunks += 1
-        fault = _fault(record, values, piece, loaded)
+        is_loaded = True
+        found = file or _load(part, key, placed, tally)
+        name = f"{record.name} ({placed.where})"
+        if found.refusal or found.error:
+            tally.errors.add(f"{name}: {found.refusal or found.error}")
+            continue
+        is_whole = part.entry(key).is_storage  # it has the name that it has in the checkpoint
+        if not is_whole:
+            tally.ranked += file is not None
+            tally.shards += file is None and bool(placed.name)
+            tally.chunks += file is None and not placed.name
+        theirs = found.tensors.get(part.own_name(record.name) if is_whole else placed.name, [])
+        sizes = record.shape if is_whole else placed.chunk.sizes
+        own = values if is_whole else values[_slices(placed.chunk.offsets, sizes)]
+        if placed.offsets:
+            theirs = [one[_slices(placed.offsets, sizes)] for one in theirs]
+        fault = _fault(own, theirs, record.dtype, sizes)
         if fault:
             tally.differing.add(f"{name}: {fault}")
+        elif file is not None and not is_whole:
+            # All of its bytes are in the file, because torch has loaded them.
+            storage, local, _ = cast("OpenChunk", part.opened(key, placed))
+            span = cast("Span", extent_span(storage.span, cast("TensorRecord", local)))
+            _pages(file, placed.file, part, tally).seen(theirs[0].data_ptr(), span.start, span.nbytes)
+    return is_loaded
 
 
-def load_objects(part: PiecedPart, names: Collection[str] | None, tally: PiecesTally) -> Iterator[tuple[str, Loaded]]:
+def load_objects(
+    part: AssembledPart, names: Collection[str] | None, tally: PiecesTally
+) -> Iterator[tuple[str, Loaded]]:
     """Load the objects that are not tensors; yield the name of each, and what it holds.
 
     Args:
@@ -82,33 +122,58 @@ def load_objects(part: PiecedPart, names: Collection[str] | None, tally: PiecesT
         tally: receives the results, if all are loaded: one process loads all.
     """
     counted = tally if names is None else PiecesTally()
-    for name, piece in part.objects():
+    for name, placed, container in part.objects():
         if names is not None and name not in names:
             continue
-        loaded = _load(piece)
+        loaded = _load_piece(part, placed, container)
         if loaded.refusal:
             counted.refused.add(f"{part.full_name(name)} ({loaded.refusal})")
         elif loaded.error:
-            counted.errors.add(f"{part.full_name(name)} ({piece.place}): {loaded.error}")
+            counted.errors.add(f"{part.full_name(name)} ({placed.where}): {loaded.error}")
         else:
             counted.objects += 1
             yield name, loaded
 
 
-def _load(piece: StoredPiece) -> Loaded:
-    with as_file(piece.source) as file:
-        return load(container_class(piece.kind), file)
+def _is_loaded(file: Loaded, name: str, tally: PiecesTally) -> bool:
+    """Whether torch has loaded a file of a rank."""
+    if file.refusal:
+        tally.refused_files[name] = file.refusal
+    elif file.error:
+        tally.failed_files[name] = file.error
+    return not (file.refusal or file.error)
 
 
-def _fault(record: TensorRecord, values: torch.Tensor, piece: StoredPiece, loaded: Loaded) -> str:
-    """How a piece differs from its part of the tensor; empty if it does not."""
-    tensors = loaded.tensors.get(piece.name, [])
-    if not tensors:
-        return "no tensor"
-    theirs, sizes = tensors[0], piece.chunk.sizes
-    if theirs.dtype != dtype_of(record.dtype):
-        return f"dtype {theirs.dtype} in place of {record.dtype}"
-    if tuple(theirs.shape) != sizes:
-        return f"shape {tuple(theirs.shape)} in place of {sizes}"
-    box = values[tuple(slice(start, start + size) for start, size in zip(piece.chunk.offsets, sizes, strict=True))]
-    return "" if same_bits(box, theirs) else "other bits"
+def _load(part: AssembledPart, key: str, placed: Placed, tally: PiecesTally) -> Loaded:
+    """A chunk as torch or safetensors loads it."""
+    source = part.source(placed.file)
+    if placed.name and not source.is_remote:
+        return load_tensor(source.path, placed.name, tally._tables)
+    return _load_piece(part, placed, cast("OpenChunk", part.opened(key, placed)).container)
+
+
+def _load_piece(part: AssembledPart, placed: Placed, container: str) -> Loaded:
+    source = part.source(placed.file)
+    with as_file(source if placed.span is None else PartSource(source, placed.span)) as file:
+        return load(facts_of(container), file)
+
+
+def _pages(file: Loaded, name: str, part: AssembledPart, tally: PiecesTally) -> PageRelease:
+    if name not in tally._pages:
+        tally._pages[name] = PageRelease(enabled=file.is_mapped and part.byteorder == sys.byteorder)
+    return tally._pages[name]
+
+
+def _slices(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
+
+
+def _fault(values: torch.Tensor, theirs: list[torch.Tensor], dtype: str, sizes: tuple[int, ...]) -> str:
+    """How the loaded chunk differs from its part of the tensor; empty if it does not."""
+    if len(theirs) != 1:
+        return f"{len(theirs)} tensors of its name" if theirs else "no tensor"
+    if theirs[0].dtype != dtype_of(dtype):
+        return f"dtype {theirs[0].dtype} in place of {dtype}"
+    if tuple(theirs[0].shape) != sizes:
+        return f"shape {tuple(theirs[0].shape)} in place of {sizes}"
+    return "" if same_bits(values, theirs[0]) else "other bits"

@@ -16,7 +16,6 @@ from ckptmove.proof.checks import Joined, Offenders, failed, passed, skipped
 from ckptmove.proof.processes.shares import ONE_PROCESS
 from ckptmove.proof.restored.pages import PagesOfFiles
 from ckptmove.proof.restored.pieces import PiecesTally, compare_pieces, load_objects
-from ckptmove.proof.restored.shards import ShardsTally, compare_shards
 from ckptmove.proof.tensors.dtypes import dtype_of
 from ckptmove.proof.tensors.stored import same_integers, without_padding
 from ckptmove.text import amount, quoted, some
@@ -24,7 +23,7 @@ from ckptmove.text import amount, quoted, some
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 
-    from ckptmove.checkpoint.layouts.pieced_part import PiecedPart
+    from ckptmove.assembled.part import AssembledPart
     from ckptmove.model import Inventory, TensorRecord
     from ckptmove.proof.evidence import CheckResult
     from ckptmove.proof.processes.shares import ProcessGroup, Share
@@ -52,8 +51,7 @@ class RestoreTally(Joined):
     differing: Offenders = field(default_factory=Offenders)  # tensors that differ, and how
     unreadable: Offenders = field(default_factory=Offenders)  # tensors whose bytes are encoded or incomplete
     lost: Offenders = field(default_factory=Offenders)  # tensors with shards in missing files
-    pieces: PiecesTally = field(default_factory=PiecesTally)  # results for distributed checkpoints
-    shards: ShardsTally = field(default_factory=ShardsTally)  # results for files of ranks
+    pieces: PiecesTally = field(default_factory=PiecesTally)  # results for tensors in several files
 
 
 def places(inventory: Inventory) -> dict[tuple[str, str | None, int], int]:
@@ -124,7 +122,7 @@ def survey(
             numbers.look(record, values)
         comparison.compare(record, place, values)
         seen.add((place, record.dtype))
-    for part in loaded.distributed:
+    for part in loaded.all_assembled:
         comparison.compare_objects(part, is_first=is_first)
     loaded.release()
     results = {"restore": tally.to_json(), "numbers": numbers.to_json(), "files": loaded.results()}
@@ -183,16 +181,14 @@ class _LoadComparison:
 
     def compare(self, record: TensorRecord, place: StoredExtent, values: torch.Tensor) -> None:
         """Compare a tensor, at once or in parts; nothing happens if its file is not loaded."""
-        pieces, ranks = self._loaded.pieces(place.file), self._loaded.ranks(place.file)
-        holder = None if pieces is None else pieces.object_of(record)
+        part = self._loaded.assembled(place.file)
+        holder = None if part is None else part.object_of(record)
         is_compared = True
-        if ranks is not None:
-            is_compared = compare_shards(record, values, ranks, self._loaded, self.tally.shards)
-        elif pieces is not None and holder is not None:
-            self._held.setdefault((pieces.name, holder[0]), []).append((holder[1], record))
+        if part is not None and holder is not None:
+            self._held.setdefault((part.name, holder[0]), []).append((holder[1], record))
             return
-        elif pieces is not None:
-            compare_pieces(record, values, pieces, self.tally.pieces)
+        if part is not None:
+            is_compared = compare_pieces(record, values, part, self._loaded, self.tally.pieces)
         elif self._loaded.has(place.file):
             alike = self._loaded.alike(place.file, record.name)
             self._note(record, self._fault(record, place, values, alike[self._places[record.name] :]))
@@ -202,7 +198,7 @@ class _LoadComparison:
         self.tally.compared += is_compared
         self.tally.nbytes += place.span.nbytes * is_compared
 
-    def compare_objects(self, part: PiecedPart, *, is_first: bool) -> None:
+    def compare_objects(self, part: AssembledPart, *, is_first: bool) -> None:
         """Compare the tensors in objects; the first process also loads the objects without tensors."""
         names = {name for path, name in self._held if path == part.name}
         for name, loaded in load_objects(part, None if is_first else names, self.tally.pieces):
@@ -265,22 +261,22 @@ def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _outcome(inventory: Inventory, tally: RestoreTally, loaded: LoadedFiles, total: int, looked_at: int) -> CheckResult:
-    refused = loaded.refused | tally.shards.refused
+    refused = loaded.refused | tally.pieces.refused_files
     figures: dict[str, object] = {
         "tensors": total,
         "compared": tally.compared,
         "bytes": tally.nbytes,
-        "differing": tally.differing.count + tally.pieces.differing.count + tally.shards.differing.count,
+        "differing": tally.differing.count + tally.pieces.differing.count,
         "unreadable": tally.unreadable.count + tally.lost.count,
         "weights_only": not refused,
     }
     if refused:
         figures["refusal"] = "; ".join(f"{name}: {reason}" if name else reason for name, reason in refused.items())
     apart = "".join(f"; {amount(count, kind + ' tensor')} left out" for kind, count in tally.apart.items())
-    apart += tally.pieces.summary + tally.shards.summary
+    apart += tally.pieces.summary
     if loaded.left_out:
         apart += f"; not loaded: {amount(len(loaded.left_out), 'file')} outside the sample"
-    failing = (f"{name}: {reason}" for name, reason in tally.shards.errors.items())
+    failing = (f"{name}: {reason}" for name, reason in tally.pieces.failed_files.items())
     error = loaded.error or str(tally.pieces.errors) or next(failing, "")
     if error:
         fix = f"copy or download it again, then: ckptmove inspect --check {quoted(inventory.path)}"
@@ -291,11 +287,7 @@ def _outcome(inventory: Inventory, tally: RestoreTally, loaded: LoadedFiles, tot
         lines = tally.unreadable.failures("bytes encoded or incomplete: ")
         lines += tally.lost.failures(f"shards in missing files ({files}, F808): ")
         return failed("restore", lines, **figures)
-    differing = [
-        line
-        for offenders in (tally.differing, tally.pieces.differing, tally.shards.differing)
-        for line in offenders.failures()
-    ]
+    differing = [*tally.differing.failures(), *tally.pieces.differing.failures()]
     if differing:
         return failed("restore", [f"{loaded.what} something else: {differing[0]}", *differing[1:]], **figures)
     if refused and not tally.compared:

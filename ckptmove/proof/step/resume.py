@@ -15,8 +15,8 @@ from ckptmove.checkpoint.state_dicts import RootKeys
 from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import UncastableDtype, UnreadableInput, UnsupportedDtype
 from ckptmove.findings.context import Context, available_device, tried_command
-from ckptmove.findings.remedies import Source
-from ckptmove.formats.opening import container_class
+from ckptmove.findings.trials import Source
+from ckptmove.formats.facts import facts_of
 from ckptmove.lazy.geometry import extent_numel
 from ckptmove.model import OPAQUE
 from ckptmove.moves import MoveRequest
@@ -40,7 +40,7 @@ from ckptmove.proof.step.verdicts import StepReport, conclude, not_proven, witho
 from ckptmove.proof.tensors.pieces import WINDOW_ELEMENTS, is_dense, select
 from ckptmove.proof.tensors.stored import StoredTensors
 from ckptmove.proof.tensors.wrappers import WithWrappers, copied
-from ckptmove.text import Argument, amount
+from ckptmove.text import Argument, amount, some
 from ckptmove.torch_facts.devices import supports_capturable
 from ckptmove.torch_facts.optimizers import BY_NAME, is_elementwise, keeps_state_on_first, steps_together
 
@@ -167,7 +167,7 @@ def _fix_command(bench: Bench) -> str:
 def _command(bench: Bench, *options: Argument) -> str:
     """The command that converts the checkpoint for the target; empty if it would fail."""
     request = bench.request
-    if not container_class(bench.checkpoint.inventory.container).is_editable:
+    if not facts_of(bench.checkpoint.inventory.container).is_editable:
         return ""
     context = Context(device_count=request.devices, source=Source(request.path, bench.checkpoint, request.limits))
     target = Argument("to", available_device(bench.site.target, context))
@@ -349,8 +349,7 @@ def _doubts(
     if recipe.assumed:
         doubts.append(f"{', '.join(recipe.assumed)} not stored as plain values: defaults used instead")
     if extra:
-        more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
-        doubts.append(f"the optimizer's own {extra[0]}{more} not stepped")
+        doubts.append(f"the optimizer's own {some(extra)} not stepped")
     if pairing.how == "ambiguous":
         where = optimizer.where or "the optimizer"
         doubts.append(f"which tensors {where} trains is ambiguous: {pairing.reason}")

@@ -47,8 +47,6 @@ _KEPT_BYTES: Final = 2**24
 _MOST_KEPT: Final = 2**11
 #: Tensors that are kept whole if they cannot be read in runs: a parameter and its moments.
 _MOST_WHOLE: Final = 4
-#: Tensors whose pieces are kept open: a parameter and its moments.
-_MOST_ASSEMBLED: Final = 8
 #: Bytes read at once; a multiple of every element size.
 _BLOCK_BYTES: Final = 2**21
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -81,8 +79,6 @@ class StoredTensors:
         self._kept_bytes = 0
         #: Of any size: the next run is cut from them.
         self._whole = lru_cache(_MOST_WHOLE if keeps else 0)(self.tensor)
-        #: To find the pieces of a tensor takes longer than to read some of its elements.
-        self._assembled = lru_cache(_MOST_ASSEMBLED)(lambda part, key: part.storage(key))
 
     def __enter__(self) -> Self:
         return self
@@ -111,11 +107,7 @@ class StoredTensors:
         key = None if part is None else part.own_key(record)
         if part is None or key is None:
             return None
-        if part.is_assembled:
-            stored = self._assembled(part, key)
-            storage = None if stored is None else stored.span
-        else:
-            storage = part.span(key)
+        storage = part.span(key)
         if storage is None:
             return None
         span = extent_span(storage, record)
@@ -197,8 +189,7 @@ class StoredTensors:
         """Read bytes of a part's storage into a buffer of their size; errors as of :meth:`tensor`."""
         disk = part.disk
         if disk is None:
-            stored = self._assembled(part, key) if part.is_assembled else part.storage(key)
-            source = cast("StoredBytes", stored).source  # a span of it is known
+            source = cast("StoredBytes", part.storage(key)).source  # a span of it is known
             for block in _blocks(span.start, span.end):
                 read_into(source, block.start, buffer[block.start - span.start : block.end - span.start])
         else:

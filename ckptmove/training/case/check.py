@@ -15,7 +15,7 @@ from torch import nn
 
 from ckptmove.case import Case
 from ckptmove.errors import CaseUnusable, CkptMoveError, UnreadableInput
-from ckptmove.findings.remedies import Source
+from ckptmove.findings.trials import Source
 from ckptmove.proof.checks import CASE, failed, passed, skipped
 from ckptmove.proof.step.stored_state import Ambiguous, Mismatch, NeedsUnpickling
 from ckptmove.simulation import targets

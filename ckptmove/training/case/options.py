@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from ckptmove.text import some
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from types import FrameType
@@ -63,9 +65,7 @@ class Differing(NamedTuple):
             return self.option
         if len(self.groups) == self.of_groups:
             return f"{self.option} of all {self.of_groups:,} groups"
-        first, *others = self.groups
-        more = f" and {len(others):,} more" if others else ""
-        return f"{self.option} of group {first}{more}"
+        return f"{self.option} of group {some(map(str, self.groups))}"
 
     @property
     def _reason(self) -> str:

@@ -19,7 +19,7 @@ from ckptmove.training.fixes.edits import NO_FIX, Fix
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ckptmove.findings.remedies import Source
+    from ckptmove.findings.trials import Source
     from ckptmove.model import Inventory
 
 

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_in_place
 
+from ckptmove.formats.chunks import Chunk
 from ckptmove.model import OPAQUE
 from ckptmove.proof.tensors.stored import bits
 from ckptmove.text import some
@@ -70,8 +71,8 @@ def load(subject: Subject, stored: StoredState, group: Any) -> list[str]:
     ``torch.distributed.checkpoint`` loads its own folders, each the names that it has. From other files, each rank
     copies its shards.
     """
-    for part in stored.distributed:
-        reader, planner = ParsedReader(part.path, part.metadata), SafePlanner(allow_partial_load=True)
+    for path, metadata in stored.distributed:
+        reader, planner = ParsedReader(path, metadata), SafePlanner(allow_partial_load=True)
         try:
             load_in_place(subject.state, storage_reader=reader, planner=planner, process_group=group)
         except CheckpointException as error:
@@ -118,7 +119,7 @@ def compare(subject: Subject, stored: StoredState) -> RestoredRank:
             continue
         if mine.numel() and not isinstance(where, Slice):
             chunks = stored.chunks(key)
-            is_moved = is_moved or (chunks is not None and (*where,) not in chunks)
+            is_moved = is_moved or (bool(chunks) and Chunk(*where) not in chunks)
         fault = _difference(mine, stored.region(key, where))
         if fault:
             faults.append(f"{key} {fault}")

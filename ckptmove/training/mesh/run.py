@@ -14,9 +14,9 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CaseUnusable, UsageError
 from ckptmove.moves import Remap
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.checks import CASE, CHECKS, check_from_json, check_to_json, failed, passed, skipped
 from ckptmove.proof.evidence import RankFault, RanksOfRun
 from ckptmove.proof.machine import TorchBroken

@@ -11,9 +11,6 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.tensor import DTensor
 
-from ckptmove.checkpoint.layouts.distributed_part import DistributedPart
-from ckptmove.checkpoint.layouts.rank_part import RankFilesPart
-from ckptmove.checkpoint.layouts.shards import ShardsPart
 from ckptmove.errors import UsageError
 from ckptmove.proof.loading.objects import NotAllowed, build
 from ckptmove.proof.loading.storages import Storages
@@ -29,7 +26,8 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
-    from ckptmove.formats.dcp.metadata import StoredTensor as ChunkedTensor
+    from ckptmove.formats.chunks import Chunk
+    from ckptmove.formats.dcp.metadata import DistributedMetadata
     from ckptmove.model import OptimizerRecord, TensorRecord
 
 #: Roles of tensors whose file has to be restored: another file may be restored by other code of the script.
@@ -68,7 +66,7 @@ class StoredState:
     ``{"model": ...}`` for a directory of safetensors files: their names get the prefix that fits the state.
 
     Attributes:
-        distributed: parts that ``torch.distributed.checkpoint`` can load.
+        distributed: folders that ``torch.distributed.checkpoint`` can load, with their ``.metadata``.
         tensors: the tensors, each with its part.
         objects: values of the other parts that are not tensors.
         names: names of all values, also those of objects in distributed parts.
@@ -88,8 +86,7 @@ class StoredState:
             tied: names of the same parameter; a file may have one of them, as those of Hugging Face do.
         """
         self._read = StoredTensors(checkpoint.parts)
-        self.distributed: list[DistributedPart] = []
-        self._chunked: dict[str, ChunkedTensor] = {}
+        self.distributed: list[tuple[str, DistributedMetadata]] = []
         self.tensors: dict[str, tuple[OpenPart, TensorRecord]] = {}
         self.objects: dict[str, Any] = {}
         self.names: set[str] = set()
@@ -98,9 +95,8 @@ class StoredState:
         self._restored: list[OpenPart] = []
         self.optimizers: list[tuple[str, OptimizerRecord]] = []
         for part in checkpoint.parts:
-            if isinstance(part, DistributedPart):
-                self.distributed.append(part)
-                self._chunked |= {tensor.name: tensor for tensor in part.metadata.tensors}
+            if part.metadata is not None:
+                self.distributed.append((part.path, part.metadata))
                 names = dict.fromkeys(entry.name for entry in part.metadata.entries)
                 self._add(part, "", names, Named([*part.inventory.optimizers], {}, {}))
             else:
@@ -135,7 +131,7 @@ class StoredState:
         tensors = {part.own_name(one.name): (part, one) for one in part.inventory.tensors}
         own_tensors = {prefix + own.names.get(name, name): one for name, one in tensors.items()}
         self.tensors |= {name: one for name, one in own_tensors.items() if name in placed}
-        if not isinstance(part, DistributedPart):
+        if part.metadata is None:
             self.in_files |= placed.keys()
             self.objects |= {name: value for name, value in placed.items() if not isinstance(value, torch.Tensor)}
         self._restored.append(part)
@@ -159,21 +155,15 @@ class StoredState:
     @property
     def saved_by(self) -> int | None:
         """Number of ranks that saved the checkpoint; None if unknown."""
-        found = [ranks_of(piece.file for piece in part.metadata.pieces) for part in self.distributed]
-        found += (len(part.rows) + len(part.missing) for part in self._restored if isinstance(part, RankFilesPart))
+        found = [ranks_of(metadata.pieces.files) for _, metadata in self.distributed]
+        found += (len(part.rows) + len(part.missing) for part in self._restored if part.members)
         return max((count for count in found if count is not None), default=None)
 
-    def chunks(self, name: str) -> set[tuple[tuple[int, ...], tuple[int, ...]]] | None:
-        """Offsets and sizes of the shards of a tensor in the files; None if it is stored as a whole."""
+    def chunks(self, name: str) -> frozenset[Chunk]:
+        """The shards of a tensor in the files; empty if it is stored as a whole."""
         part, record = self.tensors[name]
-        key = part.own_key(record) or ""
-        if isinstance(part, DistributedPart):
-            return {(one.offsets, one.sizes) for one in self._chunked[key].chunks}
-        if isinstance(part, ShardsPart):
-            return {(piece.chunk.offsets, piece.chunk.sizes) for piece in part.tensors[key].pieces}
-        if isinstance(part, RankFilesPart) and part.is_sharded(key):
-            return {(box.chunk.offsets, box.chunk.sizes) for box in part.boxes_of(key)}
-        return None
+        key = part.own_key(record)
+        return frozenset() if key is None else frozenset(part.chunks(key))
 
     def region(self, name: str, where: Region | Slice | None = None) -> torch.Tensor:
         """Some elements of a tensor on the CPU; by default all of it."""

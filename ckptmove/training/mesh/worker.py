@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CaseUnusable, CkptMoveError, UsageError
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.checks import check_to_json, failed, passed, skipped
 from ckptmove.proof.place import find_site
 from ckptmove.proof.processes.uncompiled import leave_out_dynamo, uncompiled_calls

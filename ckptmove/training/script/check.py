@@ -19,8 +19,9 @@ from typing import IO, TYPE_CHECKING, Final
 import torch
 
 from ckptmove.conversion.notes import is_refused
-from ckptmove.findings.remedies import Source, choose
-from ckptmove.formats.opening import container_class
+from ckptmove.findings.remedies import choose
+from ckptmove.findings.trials import Source
+from ckptmove.formats.facts import facts_of
 from ckptmove.proof.checks import SCRIPT, failed, skipped
 from ckptmove.text import Argument, some
 from ckptmove.training.case.blame import Blame, blame
@@ -160,7 +161,7 @@ def _foreign(bench: Bench) -> list[str]:
 def _remedy(bench: Bench) -> str:
     """What helps a script that loads objects of the checkpoint, tried before the script runs; empty if nothing does."""
     inventory = bench.checkpoint.inventory
-    if container_class(inventory.container).weights_only and not is_refused(inventory):
+    if facts_of(inventory.container).weights_only and not is_refused(inventory):
         return ""
     found = choose(inventory, _source(bench))
     return "" if found is None else found.command

@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.checkpoint import filesystem
 from torch.optim import optimizer as optimizers
 
-from ckptmove.io.file_object import OpenFile
+from ckptmove.io.locations import OpenFile
 from ckptmove.proof.checks import SCRIPT, failed
 from ckptmove.proof.loading import load as loading
 from ckptmove.proof.refusal import UnpicklingError, reason_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.opening.checkpoint import open_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,9 +14,9 @@ import torch
 from ckptmove.checkpoint.inventory import difference
 from ckptmove.checkpoint.inventory.difference import tree_changes
 from ckptmove.checkpoint.inventory.tensor_nodes import named_items
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.comparison.other_content import device_sites
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.pickles.machine import interpret
 from ckptmove.pickles.tree import Call, Global, Tuple
 

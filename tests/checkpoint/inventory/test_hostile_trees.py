@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from ckptmove.checkpoint.inventory.build import build_inventory
 from ckptmove.checkpoint.inventory.outline import outline
 from ckptmove.checkpoint.inventory.walk import Walk
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import CkptMoveError, DamagedPickle, LimitExceeded
 from ckptmove.io.part import MemorySource
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.pickles.machine import interpret
 
 HOOKS = b"ccollections\nOrderedDict\n)R"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.pickles.scan import operations
 
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from ckptmove.checkpoint.inventory.numpy_scalars import scalar_value
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.model import OPAQUE
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.pickles.tree import Call, Global, Tuple
 
 SCALARS = [

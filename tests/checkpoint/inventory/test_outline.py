@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ckptmove.checkpoint.inventory.outline import outline
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import LimitExceeded
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.pickles.machine import interpret
 
 

@@ -11,9 +11,9 @@ import torch
 
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.checkpoint.inventory.spellings import spellings
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import LimitExceeded
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.pickles.machine import interpret
 
 A, B = torch.ones(2), torch.zeros(3)

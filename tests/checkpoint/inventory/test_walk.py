@@ -5,8 +5,8 @@ import pickle
 import pytest
 
 from ckptmove.checkpoint.inventory.shapes import unique
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.pickles.tree import Dict
 
 

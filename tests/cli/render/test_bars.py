@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove.api.functions import InspectRequest, inspect_checkpoint
-from ckptmove.cli.render.answers import Detail, InspectAnswer
+from ckptmove.api.inspection import InspectRequest, inspect_checkpoint
 from ckptmove.cli.render.inspection import inspection_lines
-from ckptmove.cli.render.page import Page
+from ckptmove.cli.render.renderer import Detail, InspectAnswer
+from ckptmove.cli.render.text import Page
 
 SAMPLES = Path(__file__).parents[3] / "sample_ckpts"
 

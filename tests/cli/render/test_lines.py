@@ -9,13 +9,11 @@ import pytest
 
 from ckptmove.api import document
 from ckptmove.api.failures import Failure
-from ckptmove.api.figures import Expectation
-from ckptmove.api.functions import InspectRequest
-from ckptmove.api.results import Inspection
+from ckptmove.api.inspection import Expectation, Inspection, InspectRequest
 from ckptmove.checkpoint.inventory.outline import OutlineLine
 from ckptmove.cli.render import conversion, github, inspection, verification
-from ckptmove.cli.render.answers import ConvertAnswer, Detail, InspectAnswer, Summary
-from ckptmove.cli.render.page import Page
+from ckptmove.cli.render.renderer import ConvertAnswer, Detail, InspectAnswer, Summary
+from ckptmove.cli.render.text import Page
 from ckptmove.cli.streams import Output
 from ckptmove.conversion.conversion import ConvertRequest
 from ckptmove.conversion.results import Converted, UndoResult

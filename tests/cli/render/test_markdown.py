@@ -9,8 +9,8 @@ import pytest
 import torch
 from markdown_it import MarkdownIt
 
-from ckptmove.cli.render.answers import Summary, VerifyAnswer
 from ckptmove.cli.render.markdown import MarkdownDocument, code, prose
+from ckptmove.cli.render.renderer import Summary, VerifyAnswer
 from ckptmove.comparison.differences import Differences, Uncompared
 from ckptmove.model import Finding, Severity
 from ckptmove.proof.evidence import CheckResult, Verdict

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptmove.cli.render.page import Column, Page, table
+from ckptmove.cli.render.text import Column, Page, table
 
 COLUMNS = (Column("name", gives_way=True), Column("bytes", right=True), Column("device", style="cyan"))
 ROWS = [("model.encoder.layers.0.self_attn.weight", "12 KiB", "cuda:0"), ("b", "3 B", "cpu")]

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove.api.functions import InspectRequest, convert, inspect_checkpoint
-from ckptmove.cli.render.answers import InspectAnswer
+from ckptmove.api.functions import convert
+from ckptmove.api.inspection import InspectRequest, inspect_checkpoint
 from ckptmove.cli.render.planned import conversion_of
+from ckptmove.cli.render.renderer import InspectAnswer
 from ckptmove.errors import UncastableDtype
 
 SAMPLES = Path(__file__).parents[3] / "sample_ckpts"

@@ -7,6 +7,7 @@ import pytest
 from ckptmove.cli import completion, verify_command
 from ckptmove.cli.render.formats import DOCUMENTS, RENDERERS
 from ckptmove.cli.render.renderer import Document, Renderer
+from ckptmove.cli.streams import Output
 from ckptmove.proof.evidence import CheckResult, Verdict
 
 ANSWERS = {"inspect", "convert", "undo", "verify", "diff", "rules", "failure"}
@@ -112,8 +113,9 @@ def test_a_format_that_leaves_an_answer_out_writes_nothing(say, monkeypatch) -> 
 
 @pytest.mark.parametrize("name", list(RENDERERS))
 def test_every_format_writes_every_answer(name) -> None:
-    written = {name for cls in RENDERERS[name].__mro__ if cls is not Renderer for name in vars(cls)}
-    commands = getattr(RENDERERS[name], "commands", None)
+    made = type(RENDERERS[name](Output()))
+    written = {name for cls in made.__mro__ if cls is not Renderer for name in vars(cls)}
+    commands = getattr(made, "commands", None)
     assert written >= (ANSWERS if commands is None else {*commands, "failure", "finish"})
 
 

@@ -136,7 +136,7 @@ def test_a_report_replaces_no_other_file(ask, bench, words) -> None:
 
 def test_a_file_that_cannot_be_written_any_more_does_not_cost_the_answer(ask, bench, monkeypatch) -> None:
     (bench / "gone").mkdir()
-    monkeypatch.setattr("ckptmove.api.functions.inspect_checkpoint", _then_remove(bench / "gone"))
+    monkeypatch.setattr("ckptmove.api.inspection.inspect_checkpoint", _then_remove(bench / "gone"))
     document = ask("inspect", "run.pth", "--report", "json=gone/a.json", "--report", "json=kept.json")
     assert (document["exit_code"], document["error"]["path"]) == (5, "gone/a.json")
     assert len(document["checkpoints"]) == 1
@@ -144,7 +144,7 @@ def test_a_file_that_cannot_be_written_any_more_does_not_cost_the_answer(ask, be
 
 
 def _then_remove(folder):
-    from ckptmove.api import functions as api
+    from ckptmove.api import inspection as api
 
     real = api.inspect_checkpoint
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ckptmove.api.functions import InspectRequest
-from ckptmove.api.results import Inspection
+from ckptmove.api.inspection import Inspection, InspectRequest
 from ckptmove.checkpoint.summary import CheckpointSummary
-from ckptmove.cli.render.answers import InspectAnswer
 from ckptmove.cli.render.inspection import inspection_lines
-from ckptmove.cli.render.page import Page
+from ckptmove.cli.render.renderer import InspectAnswer
+from ckptmove.cli.render.text import Page
 from ckptmove.model import Inventory
 
 

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import save_file
 
 import ckptmove
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.conversion.plan import plan_move
 from ckptmove.conversion.remap.combine import move_tree
 from ckptmove.errors import UneditablePickle
 from ckptmove.moves import MoveRequest
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.pickles.tree import Dict
 
 

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from storage_views import viewed
 
 import ckptmove
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.conversion.remap.combine import move_tree
 from ckptmove.conversion.remap.errors import NothingLeft, NotInFormat
 from ckptmove.conversion.remap.expected import expected
@@ -23,6 +22,7 @@ from ckptmove.errors import DamagedArchive, UncastableDtype, UnsupportedDtype, U
 from ckptmove.io.listing import ListedLink, Listing
 from ckptmove.limits import Limits
 from ckptmove.moves import MovePlan, MoveRequest, Remap, StorageEdit
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.pickles.tree import List
 
 SAMPLES = Path(__file__).parents[3] / "sample_ckpts"

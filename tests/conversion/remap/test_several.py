@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import ckptmove
 from ckptmove.conversion import conversion
-from ckptmove.conversion.remap.errors import MixedByteOrders, NotGathered, NotInFormat, NotRemappable
-from ckptmove.errors import CrcMismatch, MissingShard, MustBeUnpacked, OutputExists, OutputSuffix
+from ckptmove.conversion.remap.errors import MixedByteOrders, NotInFormat, NotRemappable
+from ckptmove.errors import CrcMismatch, MissingShard, MustBeUnpacked, NotGathered, OutputExists, OutputSuffix
 
 MODEL = {
     "module.a.weight": torch.arange(12.0).reshape(3, 4),

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from storage_views import viewed
 
 import ckptmove
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import DamagedPickle, UnsupportedDtype
+from ckptmove.opening.checkpoint import open_checkpoint
 
 STATE = {
     "model": OrderedDict([("a.weight", torch.randn(5, 7)), ("a.bias", torch.randn(7).to(torch.bfloat16))]),

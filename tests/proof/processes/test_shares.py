@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from ckptmove.api.functions import verify
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.errors import UsageError
 from ckptmove.io.cores import cores
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.processes.child import worker_command
 from ckptmove.proof.processes.shares import share
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.proof.restored.survey import RestoreTally
+from ckptmove.proof.step.tally import TrialTally
 from ckptmove.training import run as module
 from ckptmove.training import worker
 from ckptmove.training.worker import run
@@ -365,3 +366,10 @@ def test_tensors_without_bytes_are_added_by_kind():
     tally = RestoreTally(apart=Counter(meta=1))
     tally.join(RestoreTally(apart=Counter({"meta": 2, "text-encoded": 1})).to_json())
     assert tally.apart == {"meta": 3, "text-encoded": 1}
+
+
+def test_casts_and_counts_of_processes_are_added():
+    cast, other = ("exp_avg", "float32", "float64"), ("exp_avg_sq", "float32", "float64")
+    tally = TrialTally(casts={cast: 2}, counts=(2.0, 3.0), counted=1)
+    tally.join(TrialTally(casts={cast: 3, other: 1}, counts=(1.0, 2.0), counted=4).to_json())
+    assert (tally.casts, tally.counts, tally.counted) == ({cast: 5, other: 1}, (1.0, 3.0), 5)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from ckptmove import convert
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.restored.against import differences
 
 

@@ -12,12 +12,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 import ckptmove
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import AccessFailed, DamagedArchive, SourceChanged
 from ckptmove.formats.bare_pickle import BarePickle
-from ckptmove.formats.torch_zip import TorchZip
-from ckptmove.formats.torchscript import TorchScript
+from ckptmove.formats.facts import facts_of
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.restored import loaded, pages
 from ckptmove.proof.restored.loaded import Loaded, LoadedFiles, load, named_tensors
 from ckptmove.proof.restored.numbers import NumbersTally
@@ -184,7 +183,7 @@ def test_torchs_advice_to_turn_the_safety_off_is_not_passed_on(make):
 def test_a_file_that_torch_cannot_load_fails(make, tmp_path):
     path = tmp_path / "text.pt"
     path.write_text("no checkpoint")
-    broken = load(TorchZip, str(path))
+    broken = load(facts_of("torch-zip"), str(path))
     assert broken.error.startswith("RuntimeError: ")
     check = restore_with(make("AdamW"), broken)
     assert check.status == "failed"
@@ -200,7 +199,7 @@ def test_a_pickle_at_which_torchs_own_unpickler_falls_over_is_an_error_too(tmp_p
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(broken, "w") as target:
         for item in source.infolist():
             target.writestr(item, damage if item.filename.endswith("/data.pkl") else source.read(item))
-    loaded = load(TorchZip, str(broken))
+    loaded = load(facts_of("torch-zip"), str(broken))
     if not loaded.refusal.startswith("persistent_load id must be"):  # older torch checks it and reports it
         assert loaded.error.startswith(("IndexError: ", "AssertionError: "))
 
@@ -220,7 +219,7 @@ def test_refusals_without_words_are_passed_on(make, monkeypatch):
         raise UnpicklingError
 
     monkeypatch.setattr(torch, "load", refuse)
-    refused = load(TorchZip, "x")
+    refused = load(facts_of("torch-zip"), "x")
     assert refused.refusal
     assert not refused.error
 
@@ -231,7 +230,7 @@ def test_a_script_is_not_compiled_to_look_at_its_tensors(make, tmp_path):
     torch.jit.save(torch.jit.script(torch.nn.Linear(2, 3)), path)
     check = restore(path)
     assert check.status == "skipped"
-    assert check.detail.endswith(TorchScript.not_weights_only)
+    assert check.detail.endswith(facts_of("torchscript").not_weights_only)
 
 
 def test_a_table_that_its_library_refuses_fails(tmp_path, monkeypatch):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.step.entries import foreign_kind, leaves, nested_state
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 import ckptmove
-from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.opening.checkpoint import open_checkpoint
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove.model import StateEntry, TensorRecord
@@ -40,7 +40,6 @@ OPTIMIZERS = {
 }
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(sorted(OPTIMIZERS)),
     betas=st.tuples(st.floats(0, 0.99), st.floats(0.1, 0.9999)),

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.limits import Limits
 from ckptmove.model import TensorRecord
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.step.recipe import make_noise
 from ckptmove.proof.step.step import noise_like
 from ckptmove.proof.tensors import stored as state

@@ -9,8 +9,8 @@ import weakref
 import pytest
 import torch
 
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.place import TorchDevice
 from ckptmove.proof.tensors.stored import StoredTensors
 from ckptmove.training.case.taken import Taking, not_taken, stored_parts, values_at

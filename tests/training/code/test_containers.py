@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptmove.training.code.containers import Move, assignment, attributes_of, has_to, moved, ways
@@ -98,7 +98,6 @@ def same(left, right):
     return left == right
 
 
-@settings(max_examples=60, deadline=None)
 @given(VALUES)
 def test_an_expression_moves_every_tensor_and_nothing_else(value):
     text = moved("batch", value, MOVE)

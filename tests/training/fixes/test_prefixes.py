@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from ckptmove import convert, verify
-from ckptmove.checkpoint.opening import open_checkpoint
-from ckptmove.findings.remedies import Source
+from ckptmove.findings.trials import Source
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.training.fixes.edits import NO_FIX
 from ckptmove.training.fixes.prefixes import of_error, of_model
 

@@ -1,4 +1,4 @@
-"""The proofs of many cases on four ranks, in one process group (``mesh_driver``)."""
+"""The proofs of many cases on four ranks, and of more on two, in a process group each (``mesh_driver``)."""
 
 from __future__ import annotations
 
@@ -15,39 +15,40 @@ from ckptmove.errors import CaseUnusable
 from ckptmove.simulation.device import unavailable_reason
 
 ORDER = ["keys", "restore", "options", "step", "parity", "fresh", "case"]
+ALL, LAST, ALL_BUT_LAST = slice(None), slice(-1, None), slice(-1)
 #: The check that has to find each fault, and the ranks that it names; None if the fault is of no single rank.
 FOUND_BY = {
-    "flip": ("restore", [3]),
-    "swap": ("restore", [0, 1, 2, 3]),
-    "swap_moments": ("restore", [0, 1, 2, 3]),
-    "count_up": ("restore", [3]),
-    "other_rate": ("options", [0, 1, 2, 3]),
-    "forget": ("restore", [0, 1, 2, 3]),
+    "flip": ("restore", LAST),
+    "swap": ("restore", ALL),
+    "swap_moments": ("restore", ALL),
+    "count_up": ("restore", LAST),
+    "other_rate": ("options", ALL),
+    "forget": ("restore", ALL),
     "drift": ("parity", None),
-    "idle": ("step", [3]),
-    "still": ("step", [0, 1, 2, 3]),
-    "explode": ("step", [0, 1, 2, 3]),
+    "idle": ("step", LAST),
+    "still": ("step", ALL),
+    "explode": ("step", ALL),
     "average": ("keys", None),
     "objects": ("keys", None),
     "fewer": ("keys", None),
     "more": ("keys", None),
-    "wider": ("restore", [0, 1, 2, 3]),
-    "double": ("restore", [0, 1, 2, 3]),
-    "frozen_later": ("restore", [0, 1, 2, 3]),
-    "truncated": ("restore", [0, 1, 2, 3]),
-    "weights": ("restore", [0, 1, 2, 3]),
-    "shrink_squares": ("step", [3]),
-    "negate_squares": ("step", [3]),
-    "spoil_buffer": ("step", [0, 1, 2, 3]),
+    "wider": ("restore", ALL),
+    "double": ("restore", ALL),
+    "frozen_later": ("restore", ALL),
+    "truncated": ("restore", ALL),
+    "weights": ("restore", ALL),
+    "shrink_squares": ("step", LAST),
+    "negate_squares": ("step", LAST),
+    "spoil_buffer": ("step", ALL),
     "unread": ("fresh", None),
-    "without_gradient": ("case", [0, 1, 2, 3]),
-    "stages_lists": ("options", [0, 1, 2]),
+    "without_gradient": ("case", ALL),
+    "stages_lists": ("options", ALL_BUT_LAST),
     "file": ("keys", None),
     "no_dict": ("keys", None),
-    "after_flat_swap": ("restore", [0, 1, 2, 3]),
-    "one_file to wider": ("restore", [0, 1, 2, 3]),
-    "other_kinds": ("restore", [0, 1, 2, 3]),
-    "not_finite": ("case", [0, 1, 2, 3]),
+    "after_flat_swap": ("restore", ALL),
+    "one_file to wider": ("restore", ALL),
+    "other_kinds": ("restore", ALL),
+    "not_finite": ("case", ALL),
 }
 #: Checks that are skipped although nothing failed.
 SKIPPED = {"SGD to SGD": ["fresh"], "Mine to Mine": ["parity", "fresh"], "rate0 to rate0": ["fresh"]}
@@ -68,8 +69,8 @@ SIMULATED = ["simulated", "stray", "too_old", "required", "required_too_old"]
 RESHARDED = ["fsdp to hsdp", "fsdp to tp", "fsdp to ddp", "fsdp to plain"]
 
 
-def answers_of(folder):
-    command = [sys.executable, Path(mesh_driver.__file__), folder, "4"]
+def answers_of(folder, ranks):
+    command = [sys.executable, Path(mesh_driver.__file__), folder, str(ranks)]
     code, errors = forked_ranks.ended(command, timeout=300, cwd=folder)
     assert code == 0, errors[-5000:]
     return json.loads((folder / "answers.json").read_text())
@@ -87,7 +88,7 @@ def check_simulated(answers, first):
     if unavailable_reason() is None:
         status = {check: one["status"] for check, one in checks_in(first["simulated"]).items()}
         assert status == dict.fromkeys([*ORDER, "rank"], "passed")
-        assert "4 ranks of cuda (simulated)" in checks_in(first["simulated"])["step"]["detail"]
+        assert "2 ranks of cuda (simulated)" in checks_in(first["simulated"])["step"]["detail"]
         for messages in answers["stray"]:
             rank = checks_in(messages)["rank"]
             assert rank["evidence"]["check"] == "case"
@@ -100,12 +101,9 @@ def check_simulated(answers, first):
     assert status == {**dict.fromkeys(ORDER, "skipped"), "step": "failed", "rank": "passed"}
 
 
-@pytest.mark.slow
-def test_every_layout_passes_and_every_fault_is_found(tmp_path):
-    answers = answers_of(tmp_path)
+def check_layouts_and_faults(answers):
+    """Check that each healthy scenario passes, and that each fault is found by its check."""
     first = {scenario: ranks[0] for scenario, ranks in answers.items()}
-    assert {*answers} == {*mesh_driver.SCENARIOS, *SIMULATED, "accelerator", "late"}
-
     healthy = [
         name
         for name in answers
@@ -118,11 +116,26 @@ def test_every_layout_passes_and_every_fault_is_found(tmp_path):
         assert status == {**expected, "rank": "passed"}, name
         assert [one["check"]["name"] for one in first[name] if "check" in one] == [*ORDER, "rank"]
         assert facts_in(first[name])["resharded"] == (name in RESHARDED), name
-        assert facts_in(first[name])["saved_by"] == (None if name in OF_FILES else 4), name
-    bare = [
-        checks_in(first[f"{name} to weights_only"])["fresh"]["evidence"] for name in ("safetensors", "consolidated")
-    ]
-    assert all(one["anew"] > one["with_state"] == 0 for one in bare), "weights alone prove no resume"
+        assert facts_in(first[name])["saved_by"] == (None if name in OF_FILES else len(answers[name])), name
+    for name in FOUND_BY.keys() & answers.keys():
+        check, of_ranks = FOUND_BY[name]
+        found = checks_in(first[name])
+        ranks = of_ranks and [*range(len(answers[name]))][of_ranks]
+        assert [one for one in ORDER if found[one]["status"] == "failed"] == [check], name
+        assert all(found[one]["status"] == "skipped" for one in ORDER[ORDER.index(check) + 1 :]), name
+        assert found[check]["evidence"].get("ranks") == ranks, name
+        named = {one["rank"] for one in facts_in(first[name]).get("rank_faults", [])}
+        assert named == {*(ranks or [])}, name
+    # Only the first rank answers the checks; the others tell how they ended.
+    assert all([*checks_in(one)] == ["rank"] for ranks in answers.values() for one in ranks[1:] if checks_in(one))
+    return first
+
+
+@pytest.mark.slow
+def test_layouts_of_four_ranks(tmp_path):
+    answers = answers_of(tmp_path, 4)
+    assert {*answers} == {*mesh_driver.ON_FOUR_RANKS}
+    first = check_layouts_and_faults(answers)
     meshes = {name: facts_in(first[f"{name} to {name}"])["mesh"] for name in ("fsdp", "hsdp", "uneven", "ddp")}
     assert meshes == {
         "fsdp": {"shape": [4], "dims": []},
@@ -130,22 +143,26 @@ def test_every_layout_passes_and_every_fault_is_found(tmp_path):
         "uneven": {"shape": [2, 2], "dims": ["dp", "tp"]},
         "ddp": None,
     }
+    assert checks_in(first["truncated"])["restore"]["detail"].endswith("EOFError (the file ends too early)")
 
+
+@pytest.mark.slow
+@pytest.mark.measured
+def test_every_layout_passes_and_every_fault_is_found_on_two_ranks(tmp_path):
+    answers = answers_of(tmp_path, 2)
+    assert {*answers} == {*mesh_driver.ON_TWO_RANKS, *SIMULATED, "accelerator", "late"}
+    assert FOUND_BY.keys() <= {*mesh_driver.ON_TWO_RANKS, *mesh_driver.ON_FOUR_RANKS}
+    first = check_layouts_and_faults(answers)
+    bare = [
+        checks_in(first[f"{name} to weights_only"])["fresh"]["evidence"] for name in ("safetensors", "consolidated")
+    ]
+    assert all(one["anew"] > one["with_state"] == 0 for one in bare), "weights alone prove no resume"
     losses = {
         name: checks_in(first[f"fsdp to {name}"])["case"]["evidence"]["loss"] for name in ("no_loss", "float_loss")
     }
     assert losses["no_loss"] == []
-    assert len({*losses["float_loss"]}) == 4
+    assert len({*losses["float_loss"]}) == 2
     assert "loss" not in checks_in(first["fsdp to no_loss"])["case"]["detail"]
-    assert checks_in(first["truncated"])["restore"]["detail"].endswith("EOFError (the file ends too early)")
-
-    for name, (check, ranks) in FOUND_BY.items():
-        found = checks_in(first[name])
-        assert [one for one in ORDER if found[one]["status"] == "failed"] == [check], name
-        assert all(found[one]["status"] == "skipped" for one in ORDER[ORDER.index(check) + 1 :]), name
-        assert found[check]["evidence"].get("ranks") == ranks, name
-        named = {one["rank"] for one in facts_in(first[name]).get("rank_faults", [])}
-        assert named == {*(ranks or [])}, name
 
     for name in UNUSABLE:
         assert all([*one[-1]] == ["unusable"] for one in answers[name]), name
@@ -167,5 +184,3 @@ def test_every_layout_passes_and_every_fault_is_found(tmp_path):
         assert not late["waits"]
     check_simulated(answers, first)
     assert checks_in(first["accelerator"])["step"]["status"] == "passed"
-    # Only the first rank answers the checks; the others tell how they ended.
-    assert all([*checks_in(one)] == ["rank"] for ranks in answers.values() for one in ranks[1:] if checks_in(one))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ckptmove.checkpoint.opening import open_checkpoint
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.tensors.stored import StoredTensors
 from ckptmove.training.mesh.stored import Slice, StoredState
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from distributed_checkpoints import Distributed
 
-from ckptmove.checkpoint.opening import open_checkpoint
 from ckptmove.errors import DamagedArchive
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.training.mesh import worker
 from ckptmove.training.mesh.group import collective_timeout, is_lost

@@ -11,8 +11,8 @@ from ckptmove.cli.render.renderer import Document
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ckptmove.cli.render.answers import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.cli.render.html.markup import Markup
+    from ckptmove.cli.render.renderer import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
     from ckptmove.comparison.differences import Differences
 
 
@@ -46,7 +46,7 @@ class HtmlDocument(Document):
     def convert(self, answer: ConvertAnswer) -> None:
         """Add a plan and its outcome."""
         from ckptmove.cli.render import conversion
-        from ckptmove.cli.render.page import Page
+        from ckptmove.cli.render.text import Page
 
         path, result = answer.request.path, answer.result
         warnings = *map(str, result.unmatched), *result.warnings

@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 import pytest
 
 from ckptmove.api.failures import Failure
-from ckptmove.cli.render.answers import Summary, VerifyAnswer
 from ckptmove.cli.render.html.document import HtmlDocument
+from ckptmove.cli.render.renderer import Summary, VerifyAnswer
 from ckptmove.comparison.differences import Change, Differences, Gap, Uncompared
 from ckptmove.model import Finding, Severity
 from ckptmove.proof.evidence import NOT_KNOWN, CheckResult, FixedFile, SampleSize, Verdict

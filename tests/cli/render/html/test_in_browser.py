@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ckptmove.cli.render.answers import Summary
 from ckptmove.cli.render.html.document import HtmlDocument
+from ckptmove.cli.render.renderer import Summary
 from ckptmove.cli.render.text import clean
 from ckptmove.comparison.differences import Change, Differences
 

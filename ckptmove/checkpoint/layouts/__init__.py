@@ -1,1 +1,0 @@
-"""Checkpoints of several files: directories, archives, and the layouts of trainers."""

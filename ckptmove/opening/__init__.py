@@ -1,0 +1,1 @@
+"""Open a file, a directory or an archive as one checkpoint."""
