@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 import remaps
@@ -13,6 +14,7 @@ import ckptmove
 
 pytestmark = pytest.mark.unmeasured
 
+SAMPLES = Path(__file__).parents[3] / "sample_ckpts"
 PREFIX = "module."
 
 
@@ -146,3 +148,13 @@ def test_torch_loads_what_it_would_have_made(source, name, tmp_path, compared):
     remaps.assert_equal(remaps.load(output, weights_only=is_simple, mmap=True), change(original), sizes=False)
     assert not {one.code for one in ckptmove.inspect(output, check=True).findings} & remaps.FORBIDDEN
     assert compared(output, source, **options) == 0
+
+
+def test_what_is_dropped_is_no_more_in_the_plan():
+    sample = str(SAMPLES / "full-resume-cuda0.pt")
+    kept = [tensor.name for tensor in ckptmove.convert(sample, to="mps", dry_run=True).plan.kept]
+    left = ckptmove.convert(sample, to="mps", drop=["optimizer", "rng.torch"], dry_run=True).plan
+    assert {"rng.torch", "optimizer.state.0.step"} <= {*kept}
+    assert [tensor.name for tensor in left.kept] == [
+        name for name in kept if name != "rng.torch" and not name.startswith("optimizer.")
+    ]
