@@ -92,18 +92,18 @@ def built_commands():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Choose the quick set; without `--quick`, leave all other tests unmeasured."""
-    first = {}
+    """Mark the tests of `UNMEASURED` folders; with `--quick`, choose the tests of the quick set."""
     for item in items:
-        if not item.get_closest_marker("slow"):
-            first.setdefault(item.nodeid if is_in(CHEAP, item) else item.nodeid.partition("[")[0], item)
-    chosen = set(first.values())
-    if config.getoption("--quick"):
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = first.values()
-    for item in items:
-        if is_in(UNMEASURED, item) or not (item in chosen or item.get_closest_marker("measured")):
+        if is_in(UNMEASURED, item):
             item.add_marker(pytest.mark.unmeasured)
+    if config.getoption("--quick"):
+        first = {}
+        for item in items:
+            if not item.get_closest_marker("slow"):
+                first.setdefault(item.nodeid if is_in(CHEAP, item) else item.nodeid.partition("[")[0], item)
+        chosen = [*first.values()]
+        config.hook.pytest_deselected(items=[*set(items).difference(chosen)])
+        items[:] = chosen
 
 
 def is_in(folders, item):

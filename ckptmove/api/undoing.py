@@ -45,7 +45,7 @@ from ckptmove.io.changes import RestoresMore
 from ckptmove.io.locations import is_folder, journal_path
 from ckptmove.io.part import ChangedSource, PartSource
 from ckptmove.io.patch import apply_patch, read_journal, roll_back
-from ckptmove.io.segments import blocks_of
+from ckptmove.io.segments import blocks_of, without_checks
 from ckptmove.io.source import open_source
 from ckptmove.model import Severity, Span
 from ckptmove.pickles.scan import operation_end
@@ -296,6 +296,6 @@ def _has_same_bytes(key: str, one: Container, other: Container, changed: Sequenc
 
 def _digest(source: ByteSource, segment: Segment) -> bytes:
     digest = hashlib.sha256()
-    for block in blocks_of(source, (segment,)):
+    for block in blocks_of(source, without_checks((segment,))):
         digest.update(block)
     return digest.digest()

@@ -142,7 +142,7 @@ def _carry_out(conversion: Conversion, checkpoint: OpenCheckpoint, jobs: int) ->
     source, segments = _lay_out(conversion, checkpoint)
     with FileSink(request.target, force=request.force, mode=checkpoint.mode) as sink:
         overflowed = conversion.overflowed.append
-        written = write_segments(source, segments, sink, request.path, request.progress, overflowed, jobs)
+        written = write_segments(source, segments, sink, request.progress, overflowed, jobs)
         sink.commit(request.settle)
     return written
 

@@ -103,7 +103,7 @@ class _DirectoryWriter:
             segments = None if self._new is None else self._new.segments.get(file.path)
             if segments is not None:
                 source, overflowed = MemorySource(file.path, b""), self._conversion.overflowed.append
-                write_segments(source, segments, sink, source.path, self._counted(), overflowed)
+                write_segments(source, segments, sink, self._counted(), overflowed)
             elif file.path in self._plans:
                 self._convert(*self._plans[file.path], sink)
             else:
@@ -117,14 +117,14 @@ class _DirectoryWriter:
         # The tree of the file is read again here, because the trees of all files together would not fit into memory.
         with part.content() as (container, machine):
             segments = self._conversion.lay_out(container, machine, plan)
-            write_segments(container.source, segments, sink, part.path, self._counted(), overflowed)
+            write_segments(container.source, segments, sink, self._counted(), overflowed)
 
     def _copy(self, path: str, sink: ByteSink) -> None:
         pieces, count = self._pieces.get(path), self._counted()
         with closing(self._listing.open(path)) as source:
             limits = self._request.limits
             checks = () if pieces is None else pieces.checks(source, limits, lambda: count(0, source.size))
-            write_segments(source, [CopySegment(Span(0, source.size), checks)], sink, source.path, count)
+            write_segments(source, [CopySegment(Span(0, source.size), checks)], sink, count)
 
     def _counted(self) -> Progress:
         """Progress of one file as a part of the total; it raises CallStopped once another file has failed."""

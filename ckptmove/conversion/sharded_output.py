@@ -60,7 +60,7 @@ def write_shards(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
                     request.progress(before + done, total)
 
             with sink.file(name, mode) as new:
-                written += write_segments(source, segments, new, name, count, conversion.overflowed.append)
+                written += write_segments(source, segments, new, count, conversion.overflowed.append)
         listing = cast("Listing", checkpoint.listing)  # with files to copy, there is one
         for name, file in copied.files.items():
             with naming(listing.full(file.path)), sink.file(name, file.mode or mode) as new:

@@ -16,8 +16,8 @@ from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, unique
 from ckptmove.conversion.remap.errors import NotInFormat
 from ckptmove.formats.safetensors_new import NewTensor, obstacle
 from ckptmove.io.contracts import CopySegment, FromSource, StreamSegment
-from ckptmove.io.cut import checked_blocks, cut
-from ckptmove.io.segments import length, without_checks
+from ckptmove.io.cut import cut
+from ckptmove.io.segments import blocks_of, length, without_checks
 from ckptmove.io.spool import Spool, is_streamed
 from ckptmove.lazy.geometry import extent_numel, is_contiguous
 from ckptmove.lazy.stored import StoredBytes, Strided
@@ -224,7 +224,7 @@ def _elements(
         source, part = part
     with closing(Spool()) as spool:
         if isinstance(part, CopySegment):
-            for _ in checked_blocks(source, part) if part.checks else ():
+            for _ in blocks_of(source, (part,)) if part.checks else ():
                 pass
         else:
             source, part = spool.hold(source, part, overflowed)

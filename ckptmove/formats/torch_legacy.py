@@ -164,7 +164,7 @@ class TorchLegacy(Container):
             span = self._spans.get(key)
             if span is None:
                 raise self._damage(f"storage '{key:.40}' has no bytes to cast")
-            new.append((span, CastSegment(span, source, target, self.byteorder, None)))
+            new.append((span, CastSegment(CopySegment(span), source, target, self.byteorder)))
         segments: list[Segment] = []
         position = 0
         for span, segment in sorted(new, key=lambda one: one[0].start):

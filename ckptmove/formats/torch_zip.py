@@ -336,17 +336,14 @@ class TorchZip(Container):
         return (CheckedRange(self._span(record.place), record.crc, record.name),) if record.crc else ()
 
     def _cast(self, key: str, source: str, target: str) -> tuple[int, NewRecord]:
-        from ckptmove.io.segments import blocks_of, length
+        from ckptmove.io.segments import blocks_of, length, without_checks
 
         record, path = self._storage(key), self.source.path
         if record is None:
             raise DamagedArchive(path, f"storage '{key}' has no bytes to cast")
-        copied = self.storage_segment(key)
-        packed = copied if isinstance(copied, InflateSegment) else None
-        check = next(iter(self._checks(record)), None) if packed is None else None
-        segment = CastSegment(self._span(record.place), source, target, self.byteorder, check, packed)
+        segment = CastSegment(cast("Segment", self.storage_segment(key)), source, target, self.byteorder)
         crc = 0
-        for block in blocks_of(self.source, (segment,)) if self._has_crcs else ():
+        for block in blocks_of(self.source, without_checks((segment,))) if self._has_crcs else ():
             crc = zlib.crc32(block, crc)
         return record.place, _one_segment(segment, length(segment), crc)
 

@@ -195,28 +195,19 @@ class InflateSegment(NamedTuple):
 
 
 class CastSegment(NamedTuple):
-    """Elements of the source, each cast to another dtype in the output.
+    """Elements of another segment, each cast to another dtype in the output.
 
     Attributes:
-        span: their bytes in the source.
-        source: dtype in the source.
+        segment: their bytes.
+        source: dtype of these.
         target: dtype in the output.
-        byteorder: ``little`` or ``big``, of source and output.
-        check: required CRC of the source's bytes, or None.
-        packed: how to inflate the bytes if they are deflated, with their CRC.
+        byteorder: ``little`` or ``big``, of both.
     """
 
-    span: Span
+    segment: "Segment"
     source: str
     target: str
     byteorder: str
-    check: CheckedRange | None
-    packed: InflateSegment | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes before the cast, inflated."""
-        return self.span.nbytes if self.packed is None else self.packed.nbytes
 
 
 class FromSource(NamedTuple):

@@ -1,21 +1,19 @@
-"""Cut the bytes of segments into parts and blocks."""
+"""Cut the bytes of segments into parts."""
 
 from __future__ import annotations
 
-import zlib
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckptmove.errors import CrcMismatch, DamagedArchive
-from ckptmove.io.cast import cast_blocks
+from ckptmove.errors import DamagedArchive
 from ckptmove.io.contracts import CastSegment, CopySegment, FromSource, StreamSegment
-from ckptmove.io.segments import blocks_of, elements_of, length
+from ckptmove.io.segments import blocks_of, length
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterator
 
-    from ckptmove.io.contracts import ByteSource, CheckedRange, Segment
+    from ckptmove.io.contracts import ByteSource, Segment
 
 
 def cut(source: ByteSource, segment: Segment, start: int, nbytes: int) -> Segment:
@@ -33,56 +31,16 @@ def cut(source: ByteSource, segment: Segment, start: int, nbytes: int) -> Segmen
         return FromSource(segment.source, cut(segment.source, segment.segment, start, nbytes))
     if isinstance(segment, CopySegment) and not segment.checks:
         return CopySegment(_part(segment.span, start, nbytes))
-    if isinstance(segment, CastSegment) and segment.packed is None and segment.check is None:
-        span = _part(segment.span, start * segment.nbytes // whole, nbytes * segment.nbytes // whole)
-        return segment._replace(span=span)
+    if isinstance(segment, CastSegment):
+        wide = length(segment.segment)
+        return segment._replace(segment=cut(source, segment.segment, start * wide // whole, nbytes * wide // whole))
     ends_early = isinstance(segment, StreamSegment)  # it has no CRC
-    found = partial(checked_blocks, source, segment)
+    found = partial(blocks_of, source, (segment,))
     return StreamSegment(nbytes, lambda: _between(found(), start, start + nbytes, ends_early=ends_early))
-
-
-def in_blocks(pieces: Iterable[bytes | memoryview], nbytes: int) -> Iterator[bytes]:
-    """Join and cut pieces into blocks of one length."""
-    held = bytearray()
-    for piece in pieces:
-        held += piece
-        while len(held) >= nbytes:
-            yield bytes(held[:nbytes])
-            del held[:nbytes]
-    if held:
-        yield bytes(held)
 
 
 def _part(span: Span, start: int, nbytes: int) -> Span:
     return Span(span.start + start, span.start + start + nbytes)
-
-
-def checked_blocks(
-    source: ByteSource, segment: Segment, overflowed: Callable[[int], None] | None = None
-) -> Iterator[bytes | memoryview]:
-    """Yield the output bytes of a segment of this source, whose only check covers all its bytes; compare their CRC.
-
-    ``overflowed`` is called with the number of values that a cast made infinite.
-    """
-    if isinstance(segment, CopySegment):
-        return _summed(blocks_of(source, (segment,)), segment.checks, source.path)
-    if isinstance(segment, CastSegment):
-        checks = () if segment.check is None else (segment.check,)
-        elements = _summed(elements_of(source, segment, source.path), checks, source.path)
-        return cast_blocks(elements, segment, source.path, overflowed)
-    return blocks_of(source, (segment,), overflowed)
-
-
-def _summed(
-    blocks: Iterable[bytes | memoryview], checks: tuple[CheckedRange, ...], path: str
-) -> Iterator[bytes | memoryview]:
-    crc = 0
-    for block in blocks:
-        crc = zlib.crc32(block, crc) if checks else 0
-        yield block
-    for check in checks:
-        if crc != check.crc:
-            raise CrcMismatch(path, check.record)
 
 
 def _between(

@@ -1,11 +1,13 @@
-"""Measure segments, shift them into a larger file, and read their bytes."""
+"""Measure segments, shift them into a larger file, and read their bytes, with a check of every CRC on the way."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import zlib
+from collections import deque
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from ckptmove.errors import DamagedArchive
-from ckptmove.io.cast import CAST_BLOCK, cast_blocks
+from ckptmove.errors import CrcMismatch, DamagedArchive
+from ckptmove.io.cast import cast_blocks
 from ckptmove.io.contracts import (
     BytesSegment,
     CastSegment,
@@ -23,10 +25,16 @@ from ckptmove.torch_facts.dtypes import ITEM_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from concurrent.futures import Future, ThreadPoolExecutor
 
     from ckptmove.io.contracts import ByteSource, Segment
 
-_BLOCK: Final = 1 << 20
+#: A few blocks fit the cache that the cores share; with larger blocks every step waits for memory.
+BLOCK: Final = 1 << 20
+#: One is read or written, one is checked, and one is in reserve for the faster side.
+BUFFERS: Final = 3
+
+_Block = TypeVar("_Block", bytes, memoryview, "bytes | memoryview")
 
 
 def length(segment: Segment) -> int:
@@ -40,7 +48,7 @@ def length(segment: Segment) -> int:
     if isinstance(segment, Summed):
         return sum(map(length, segment.segments))
     if isinstance(segment, CastSegment):
-        return segment.nbytes // ITEM_BYTES[segment.source] * ITEM_BYTES[segment.target]
+        return length(segment.segment) // ITEM_BYTES[segment.source] * ITEM_BYTES[segment.target]
     return segment.span.nbytes
 
 
@@ -53,56 +61,112 @@ def shifted(segment: Segment, start: int, folder: str = "") -> Segment:
         return segment
     if isinstance(segment, Summed):
         return segment._replace(segments=tuple(shifted(one, start, folder) for one in segment.segments))
+    if isinstance(segment, CastSegment):
+        return segment._replace(segment=shifted(segment.segment, start, folder))
     span = _shifted(segment.span, start)
     if isinstance(segment, InflateSegment):
         return segment._replace(span=span, record=folder + segment.record)
-    if isinstance(segment, CastSegment):
-        check = None if segment.check is None else _checked(segment.check, start, folder)
-        packed = segment.packed
-        packed = None if packed is None else packed._replace(span=span, record=folder + packed.record)
-        return segment._replace(span=span, check=check, packed=packed)
     return CopySegment(span, tuple(_checked(check, start, folder) for check in segment.checks))
 
 
 def without_checks(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Return the same segments without CRC checks."""
+    """Return the same segments without CRC checks, except those of inflated bytes."""
     return tuple(_without_checks(segment) for segment in segments)
 
 
 def blocks_of(
-    source: ByteSource, segments: Sequence[Segment], overflowed: Callable[[int], None] | None = None
+    source: ByteSource,
+    segments: Iterable[Segment],
+    overflowed: Callable[[int], None] | None = None,
+    worker: ThreadPoolExecutor | None = None,
 ) -> Iterator[bytes | memoryview]:
-    """Yield the output bytes of segments in blocks, without checking the CRC of copied bytes.
+    """Yield the output bytes of segments in blocks. A block is valid until the next one is taken.
 
-    ``overflowed`` is called with the number of values that a cast made infinite.
+    CRCs are computed in the worker while other blocks are read or written. ``overflowed`` is called with the number of
+    values that a cast made infinite.
     """
     for segment in segments:
         if isinstance(segment, BytesSegment):
             yield segment.data
+        elif isinstance(segment, CopySegment):
+            checker = _Checker(segment.checks, segment.span.start, source.path)
+            yield from _fed(source.blocks(segment.span, BLOCK, BUFFERS), checker.feed, worker, BUFFERS)
         elif isinstance(segment, InflateSegment):
-            yield from inflated_blocks(source, segment, source.path, _BLOCK)
+            yield from inflated_blocks(source, segment, source.path, BLOCK)
         elif isinstance(segment, CastSegment):
-            yield from cast_blocks(elements_of(source, segment, source.path), segment, source.path, overflowed)
+            _require_whole_elements(segment, source.path)
+            elements = blocks_of(source, (segment.segment,), worker=worker)
+            yield from cast_blocks(elements, segment.source, segment.target, segment.byteorder, overflowed)
         elif isinstance(segment, FromSource):
-            yield from blocks_of(segment.source, (segment.segment,), overflowed)
-        elif isinstance(segment, StreamSegment):
-            yield from _exactly(segment.nbytes, segment.blocks(), source.path)
-        elif isinstance(segment, LateSegment):
-            yield from _exactly(segment.nbytes, (segment.make(),), source.path)
-        elif isinstance(segment, Summed):
-            segment.crc.reset()
-            for block in blocks_of(source, segment.segments, overflowed):
-                segment.crc.feed(block)
-                yield block
+            yield from blocks_of(segment.source, (segment.segment,), overflowed, worker)
+        elif isinstance(segment, (StreamSegment, LateSegment)):
+            made = segment.blocks() if isinstance(segment, StreamSegment) else (segment.make(),)
+            yield from _exactly(segment.nbytes, made, source.path)
         else:
-            yield from source.blocks(segment.span, _BLOCK)
+            segment.crc.reset()
+            for one in segment.segments:
+                found = blocks_of(source, (one,), overflowed, worker)
+                yield from _fed(found, segment.crc.feed, worker, _valid_blocks(one))
 
 
-def elements_of(source: ByteSource, segment: CastSegment, path: str) -> Iterator[bytes | memoryview]:
-    """Return the input bytes of a cast, inflated if needed, in blocks of whole elements."""
-    if segment.packed is not None:
-        return inflated_blocks(source, segment.packed, path, CAST_BLOCK)
-    return source.blocks(segment.span, CAST_BLOCK)
+class _Checker:
+    """Checks the CRC of each record in a copied span, block by block."""
+
+    def __init__(self, checks: Sequence[CheckedRange], start: int, path: str) -> None:
+        self._checks = iter(checks)
+        self._check = next(self._checks, None)
+        self._position = start
+        self._crc = 0
+        self._path = path
+
+    def feed(self, block: bytes | memoryview) -> None:
+        """Process the next block of the span."""
+        start, end = self._position, self._position + len(block)
+        while self._check is not None and self._check.span.start < end:
+            span = self._check.span
+            self._crc = zlib.crc32(block[max(span.start - start, 0) : span.end - start], self._crc)
+            if span.end > end:
+                break
+            if self._crc != self._check.crc:
+                raise CrcMismatch(self._path, self._check.record)
+            self._crc, self._check = 0, next(self._checks, None)
+        self._position = end
+
+
+def _fed(
+    blocks: Iterable[_Block], feed: Callable[[_Block], None], worker: ThreadPoolExecutor | None, buffers: int
+) -> Iterator[_Block]:
+    """Yield blocks and feed them to a function in the worker: while one is read or written, earlier ones are processed.
+
+    A block is processed before ``buffers`` more are taken: its buffer is filled then. Without a worker, it is processed
+    first.
+    """
+    if worker is None:
+        for block in blocks:
+            feed(block)
+            yield block
+        return
+    feeding: deque[Future[None]] = deque()
+    for block in blocks:
+        feeding.append(worker.submit(feed, block))
+        yield block
+        if len(feeding) == buffers:
+            feeding.popleft().result()
+    for one in feeding:
+        one.result()
+
+
+def _valid_blocks(segment: Segment) -> int:
+    # How many blocks of the segment are valid at the same time.
+    if isinstance(segment, FromSource):
+        return _valid_blocks(segment.segment)
+    return BUFFERS if isinstance(segment, CopySegment) else 1
+
+
+def _require_whole_elements(segment: CastSegment, path: str) -> None:
+    nbytes = length(segment.segment)
+    if nbytes % ITEM_BYTES[segment.source]:
+        raise DamagedArchive(path, f"{nbytes} bytes are not a whole number of {segment.source} elements")
 
 
 def _exactly(nbytes: int, blocks: Iterable[bytes | memoryview], path: str) -> Iterator[bytes | memoryview]:
@@ -120,13 +184,11 @@ def _exactly(nbytes: int, blocks: Iterable[bytes | memoryview], path: str) -> It
 
 
 def _without_checks(segment: Segment) -> Segment:
-    if isinstance(segment, FromSource):
+    if isinstance(segment, (FromSource, CastSegment)):
         return segment._replace(segment=_without_checks(segment.segment))
     if isinstance(segment, Summed):
         return segment._replace(segments=without_checks(segment.segments))
-    if isinstance(segment, CopySegment):
-        return segment._replace(checks=())
-    return segment._replace(check=None) if isinstance(segment, CastSegment) else segment
+    return segment._replace(checks=()) if isinstance(segment, CopySegment) else segment
 
 
 def _checked(check: CheckedRange, start: int, folder: str) -> CheckedRange:

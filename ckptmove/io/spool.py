@@ -10,9 +10,8 @@ from typing import IO, TYPE_CHECKING, Final
 
 from ckptmove.errors import WriteFailed, reason_of
 from ckptmove.io.contracts import CastSegment, CopySegment, FromSource, InflateSegment, StreamSegment
-from ckptmove.io.cut import checked_blocks
 from ckptmove.io.part import BlocksByRead, check_within
-from ckptmove.io.segments import length
+from ckptmove.io.segments import blocks_of, length
 from ckptmove.model import Span
 
 if TYPE_CHECKING:
@@ -26,10 +25,9 @@ _MOST_IN_MEMORY: Final = 16 << 20
 
 def is_streamed(segment: Segment) -> bool:
     """Whether a segment produces its bytes from the first to the last, so that each part of it costs the whole."""
-    if isinstance(segment, FromSource):
+    if isinstance(segment, (FromSource, CastSegment)):
         return is_streamed(segment.segment)
-    is_packed = isinstance(segment, CastSegment) and segment.packed is not None
-    return is_packed or isinstance(segment, (InflateSegment, StreamSegment))
+    return isinstance(segment, (InflateSegment, StreamSegment))
 
 
 class Spool:
@@ -85,9 +83,8 @@ class _HeldSource(BlocksByRead):
         check_within(self, start, end)
         with self._spool.lock:
             if self._start is None:
-                places = [
-                    self._spool.append(block) for block in checked_blocks(self._source, self._segment, self._overflowed)
-                ]
+                found = blocks_of(self._source, (self._segment,), self._overflowed)
+                places = [self._spool.append(block) for block in found]
                 self._start = places[0] if places else 0
         return self._spool.read(self._start + start, self._start + end)
 

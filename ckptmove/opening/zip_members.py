@@ -20,7 +20,7 @@ from ckptmove.formats.zip_archive.index import DEFLATED, read_directory
 from ckptmove.formats.zip_archive.layout import Layout, NewRecord
 from ckptmove.io.inflate import inflate
 from ckptmove.io.part import MemorySource
-from ckptmove.io.segments import blocks_of, length
+from ckptmove.io.segments import blocks_of, length, without_checks
 from ckptmove.model import ArchiveFact, Span
 from ckptmove.opening.members import Members, full_path, shown_path, unsafe_member
 
@@ -174,7 +174,7 @@ class ZipMembers(Members):
         new: dict[int, NewRecord] = {}
         for path, segments in changed.items():
             crc = 0
-            for block in blocks_of(self.source, segments):
+            for block in blocks_of(self.source, without_checks(segments)):
                 crc = zlib.crc32(block, crc)
             new[self._records[path].place] = NewRecord(tuple(segments), sum(map(length, segments)), crc)
         names = enumerate(self._directory.records.names())

@@ -73,7 +73,7 @@ from ckptmove.io import rewrite
 
 first = threading.Lock()
 
-def write_segments(source, segments, sink, path, progress, *_rest):
+def write_segments(source, segments, sink, progress, *_rest):
     sink.write(b"begun")
     if first.acquire(blocking=False):
         print("ready", file=sys.stderr, flush=True)

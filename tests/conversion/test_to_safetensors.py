@@ -20,7 +20,7 @@ from ckptmove.errors import CrcMismatch
 from ckptmove.formats.safetensors_new import new_safetensors
 from ckptmove.io.contracts import CastSegment, CopySegment, FromSource, StreamSegment
 from ckptmove.io.part import CountedSource, MemorySource
-from ckptmove.io.segments import blocks_of
+from ckptmove.io.segments import blocks_of, without_checks
 from ckptmove.io.spool import Spool
 from ckptmove.limits import Limits
 
@@ -115,7 +115,7 @@ def test_bytes_of_other_sources_and_casts(path) -> None:
 
     def narrow(key):
         segment = container.storage_segment(key)
-        return CastSegment(segment.span, "float64", "float32", "little", segment.checks[0])
+        return CastSegment(segment, "float64", "float32", "little")
 
     counted = []
     nowhere = MemorySource("b", b"")
@@ -130,7 +130,7 @@ def test_bytes_of_other_sources_and_casts(path) -> None:
         )
         data = file_of(nowhere, state, {})
         unchecked = flat_state(
-            narrowed[1:2], lambda key: (narrow(key)._replace(check=None), "little"), container.source, spool
+            narrowed[1:2], lambda key: (*without_checks([narrow(key)]), "little"), container.source, spool
         )
         again = file_of(container.source, unchecked, {})
     same(load(data), {name: tensor.float() for name, tensor in tensors.items()})
@@ -176,7 +176,7 @@ def test_a_large_tensor_that_is_not_contiguous(path, cast) -> None:
     def found(key):
         segment = container.storage_segment(key)
         if cast:
-            return CastSegment(segment.span, "float64", "float32", "little", *segment.checks), "little"
+            return CastSegment(segment, "float64", "float32", "little"), "little"
         return FromSource(counted, segment), "little"
 
     with opened(path) as (container, records), closing(Spool()) as spool:
@@ -195,9 +195,8 @@ def test_the_crc_of_a_tensor_that_is_made_contiguous_is_checked(path, cast) -> N
     def wrong(key):
         segment = container.storage_segment(key)
         check = segment.checks[0]._replace(crc=segment.checks[0].crc ^ 1)
-        if cast:
-            return CastSegment(segment.span, "float64", "float32", "little", check), "little"
-        return segment._replace(checks=(check,)), "little"
+        segment = segment._replace(checks=(check,))
+        return CastSegment(segment, "float64", "float32", "little") if cast else segment, "little"
 
     with opened(path) as (container, records), closing(Spool()) as spool:
         narrowed = [record._replace(dtype="float32", nbytes=record.nbytes // 2) for record in records]

@@ -34,7 +34,7 @@ def new(tmp_path):
         storages = [NewStorage(key, segments_of(data), crc(data)) for key, data in held.items()]
         with FileSink(str(tmp_path / "new.pt"), force=True) as sink:
             segments = new_torch_file("new", pickle, storages, byteorder)
-            write_segments(MemorySource("none", b""), segments, sink, "new.pt")
+            write_segments(MemorySource("none", b""), segments, sink)
             sink.commit()
         return tmp_path / "new.pt"
 
@@ -117,7 +117,7 @@ def test_storages_of_several_files_keep_their_crc(tmp_path):
         storages.append(NewStorage(str(place), (segment,), one.storage_crc("0")))
     with FileSink(str(tmp_path / "new.pt"), force=False) as sink:
         segments = new_torch_file("new", pickle, storages)
-        write_segments(MemorySource("none", b""), segments, sink, "new.pt")
+        write_segments(MemorySource("none", b""), segments, sink)
         sink.commit()
     for one in containers:
         one.source.close()

@@ -9,11 +9,14 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ckptmove.errors import DamagedArchive
-from ckptmove.io.cast import CAST_BLOCK, cast_blocks
-from ckptmove.io.contracts import CastSegment
-from ckptmove.model import Span
+from ckptmove.io.cast import CAST_BLOCK, cast_blocks, in_blocks
+from ckptmove.io.contracts import BytesSegment, CastSegment
+from ckptmove.io.part import MemorySource
+from ckptmove.io.segments import blocks_of
 from ckptmove.torch_facts.dtypes import CASTABLE_FLOATS, COMPLEX_PARTS, ITEM_BYTES
 
 PAIRS = sorted(permutations(CASTABLE_FLOATS, 2))
@@ -24,9 +27,8 @@ SATURATES = bool(torch.tensor(1e9).to(torch.float8_e4m3fn).float().isfinite())
 
 
 def cast(data, source, target, byteorder="little", block_bytes=CAST_BLOCK, overflowed=None):
-    segment = CastSegment(Span(0, len(data)), source, target, byteorder, None)
     blocks = (memoryview(data)[start : start + block_bytes] for start in range(0, len(data), block_bytes))
-    return b"".join(cast_blocks(blocks, segment, "x.pt", overflowed))
+    return b"".join(cast_blocks(blocks, source, target, byteorder, overflowed))
 
 
 def raw(tensor):
@@ -147,8 +149,9 @@ def test_nothing_becomes_nothing():
 
 @pytest.mark.parametrize(("dtype", "target", "nbytes"), [("float64", "float32", 12), ("complex128", "complex64", 24)])
 def test_half_an_element_is_damage(dtype, target, nbytes):
+    segment = CastSegment(BytesSegment(bytes(nbytes)), dtype, target, "little")
     with pytest.raises(DamagedArchive, match=rf": {nbytes} bytes .* {dtype} "):
-        cast(bytes(nbytes), dtype, target)
+        list(blocks_of(MemorySource("x.pt", b""), [segment]))
 
 
 def test_every_block_holds_whole_elements():
@@ -158,3 +161,11 @@ def test_every_block_holds_whole_elements():
 def test_only_a_cast_imports_numpy():
     code = "import sys, ckptmove.io.cast; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@given(st.lists(st.binary(max_size=9)), st.integers(1, 7))
+def test_blocks_have_one_length(pieces, nbytes) -> None:
+    *blocks, last = [bytes(block) for block in in_blocks(pieces, nbytes)] or [b"\0"]
+    assert all(len(block) == nbytes for block in blocks)
+    assert 0 < len(last) <= nbytes
+    assert b"".join([*blocks, last]) == (b"".join(pieces) or b"\0")

@@ -19,9 +19,9 @@ from ckptmove.io.contracts import (
     InflateSegment,
     StreamSegment,
 )
-from ckptmove.io.cut import cut, in_blocks
+from ckptmove.io.cut import cut
 from ckptmove.io.part import MemorySource
-from ckptmove.io.segments import blocks_of, length
+from ckptmove.io.segments import blocks_of, length, without_checks
 from ckptmove.model import Span
 
 VALUES = torch.arange(50, dtype=torch.float64)
@@ -39,7 +39,7 @@ SEGMENTS = {
     "new": (BytesSegment(DATA), DATA),
     "other": (FromSource(MemorySource("b", DATA), CopySegment(Span(0, len(DATA)))), DATA),
     "cast": (
-        CastSegment(WIDE, "float64", "float32", "little", CheckedRange(WIDE, zlib.crc32(NUMBERS), "r")),
+        CastSegment(CopySegment(WIDE, (CheckedRange(WIDE, zlib.crc32(NUMBERS), "r"),)), "float64", "float32", "little"),
         VALUES.float().numpy().tobytes(),
     ),
 }
@@ -60,8 +60,9 @@ def test_a_whole_keeps_its_check_and_a_part_without_one_is_a_copy() -> None:
     assert cut(SOURCE, whole, 0, len(DATA)) is whole
     assert cut(SOURCE, CopySegment(COPIED), 8, 4) == CopySegment(Span(12, 16))
     assert isinstance(cut(SOURCE, SEGMENTS["other"][0], 8, 4).segment, CopySegment)
-    unchecked = SEGMENTS["cast"][0]._replace(check=None)
-    assert cut(SOURCE, unchecked, 8, 4) == unchecked._replace(span=Span(WIDE.start + 16, WIDE.start + 24))
+    (unchecked,) = without_checks([SEGMENTS["cast"][0]])
+    part = CopySegment(Span(WIDE.start + 16, WIDE.start + 24))
+    assert cut(SOURCE, unchecked, 8, 4) == unchecked._replace(segment=part)
 
 
 @pytest.mark.parametrize("kind", ["copied", "inflated", "cast"])
@@ -71,7 +72,7 @@ def test_a_part_is_written_only_if_the_whole_has_its_crc(kind) -> None:
     if isinstance(whole, CopySegment):
         whole = whole._replace(checks=(whole.checks[0]._replace(crc=wrong),))
     elif isinstance(whole, CastSegment):
-        whole = whole._replace(check=whole.check._replace(crc=wrong))
+        whole = whole._replace(segment=CopySegment(WIDE, (whole.segment.checks[0]._replace(crc=wrong),)))
     else:
         whole = whole._replace(crc=wrong)
     part = cut(SOURCE, FromSource(SOURCE, whole), 0, 4)
@@ -93,11 +94,3 @@ def test_nothing_after_the_part_is_read() -> None:
 
     part = cut(SOURCE, StreamSegment(9, blocks), 2, 4)
     assert b"".join(blocks_of(SOURCE, (part,))) == b"cdef"
-
-
-@given(st.lists(st.binary(max_size=9)), st.integers(1, 7))
-def test_blocks_have_one_length(pieces, nbytes) -> None:
-    *blocks, last = [*in_blocks(pieces, nbytes)] or [b"\0"]
-    assert all(len(block) == nbytes for block in blocks)
-    assert 0 < len(last) <= nbytes
-    assert b"".join([*blocks, last]) == (b"".join(pieces) or b"\0")

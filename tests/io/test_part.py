@@ -52,7 +52,7 @@ def test_it_ends_where_it_ends(part, start, end):
 
 def test_it_is_written_like_a_file(part, tmp_path):
     with FileSink(str(tmp_path / "out"), force=False) as sink:
-        assert write_segments(part, [CopySegment(Span(0, 20))], sink, "whole") == 20
+        assert write_segments(part, [CopySegment(Span(0, 20))], sink) == 20
         sink.commit()
     assert (tmp_path / "out").read_bytes() == bytes(range(10, 30))
 

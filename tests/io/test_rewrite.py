@@ -19,8 +19,8 @@ from ckptmove.io.contracts import (
     Summed,
 )
 from ckptmove.io.part import MemorySource
-from ckptmove.io.rewrite import BLOCK, BUFFERS, write_segments
-from ckptmove.io.segments import blocks_of, length, without_checks
+from ckptmove.io.rewrite import write_segments
+from ckptmove.io.segments import BLOCK, BUFFERS, blocks_of, length, without_checks
 from ckptmove.io.sink import FileSink
 from ckptmove.io.source import open_source
 from ckptmove.model import Span
@@ -58,7 +58,7 @@ class Collected:
 
 def written(segments, source=EMPTY, jobs=1, **options):
     sink = Collected()
-    written = write_segments(source, segments, sink, source.path, jobs=jobs, **options)
+    written = write_segments(source, segments, sink, jobs=jobs, **options)
     assert written == len(sink.data) == sink.reserved
     return bytes(sink.data)
 
@@ -112,7 +112,7 @@ def test_late_bytes_are_made_when_all_bytes_before_them_are_written():
     sink = Collected()
     late = LateSegment(8, lambda: len(sink.data).to_bytes(8, "little"))
     segments = [BytesSegment(b"12345"), late, StreamSegment(3, lambda: iter((b"6", b"78"))), late]
-    write_segments(EMPTY, segments, sink, "main")
+    write_segments(EMPTY, segments, sink)
     numbers = [int.from_bytes(sink.data[at : at + 8], "little") for at in (5, 16)]
     assert numbers == [5, 16]
 
@@ -124,7 +124,7 @@ def test_another_number_of_bytes_than_required(kind, nbytes):
     segment = stream if kind == "stream" else LateSegment(nbytes, lambda: b"1234")
     sink = Collected()
     with pytest.raises(DamagedArchive):
-        write_segments(EMPTY, [segment], sink, "main")
+        write_segments(EMPTY, [segment], sink)
     assert len(sink.data) <= nbytes
     with pytest.raises(DamagedArchive):
         list(blocks_of(EMPTY, [segment]))
@@ -159,7 +159,7 @@ def test_the_kernel_copies_from_every_file(files, tmp_path, monkeypatch, kernel,
     checked = CopySegment(WHOLE, (CheckedRange(WHOLE, zlib.crc32(LARGE), "data/0"),))
     segments = without_checks([FromSource(one, checked) for one in files])
     with FileSink(str(tmp_path / "out"), force=False) as sink:
-        write_segments(EMPTY, segments, sink, "main", jobs=jobs)
+        write_segments(EMPTY, segments, sink, jobs=jobs)
         sink.commit()
     assert (tmp_path / "out").read_bytes() == 2 * LARGE
     assert used == {one.fileno() for one in files}

@@ -28,18 +28,19 @@ PACKED = zlib.compress(PLAIN)[2:-4]
 SOURCE = MemorySource("file", PLAIN + PACKED)
 INFLATES = InflateSegment(Span(64, 64 + len(PACKED)), 64, zlib.crc32(PLAIN), "data/0")
 CHECK = CheckedRange(Span(0, 64), zlib.crc32(PLAIN), "data/1")
+CHECKED = CopySegment(Span(0, 64), (CHECK,))
 SEGMENTS = [
     BytesSegment(b"new"),
-    CopySegment(Span(0, 64), (CHECK,)),
+    CHECKED,
     INFLATES,
-    CastSegment(Span(0, 64), "float64", "float32", "little", CHECK),
-    CastSegment(INFLATES.span, "float64", "float32", "little", None, INFLATES),
+    CastSegment(CHECKED, "float64", "float32", "little"),
+    CastSegment(INFLATES, "float64", "float32", "little"),
     FromSource(MemorySource("other", PLAIN[::-1]), CopySegment(Span(3, 9))),
     StreamSegment(5, lambda: iter((b"12", b"345"))),
     LateSegment(4, lambda: b"1234"),
-    Summed((CopySegment(Span(1, 64), (CHECK,)), INFLATES, BytesSegment(b"new")), RunningCrc()),
-    CastSegment(Span(0, 64), "bfloat16", "float32", "little", CHECK),
-    CastSegment(Span(0, 64), "float64", "float16", "big", CHECK),
+    Summed((CHECKED, INFLATES, BytesSegment(b"new")), RunningCrc()),
+    CastSegment(CHECKED, "bfloat16", "float32", "little"),
+    CastSegment(CHECKED, "float64", "float16", "big"),
 ]
 
 
@@ -57,7 +58,7 @@ def test_a_segment_gives_the_same_from_inside_of_another_file(segment) -> None:
 
 def test_records_are_named_by_the_file_that_they_are_in() -> None:
     assert shifted(SEGMENTS[1], 0, "a/").checks[0].record == "a/data/1"
-    assert shifted(SEGMENTS[4], 0, "a/").packed.record == "a/data/0"
+    assert shifted(SEGMENTS[4], 0, "a/").segment.record == "a/data/0"
     assert shifted(SEGMENTS[8], 0, "a/").segments[1].record == "a/data/0"
 
 
@@ -72,8 +73,8 @@ def test_what_is_inflated_is_compared_with_its_crc() -> None:
 
 
 def test_checks_can_be_left_out() -> None:
-    assert [getattr(one, "checks", getattr(one, "check", None)) for one in without_checks(SEGMENTS)] == [
-        None, (), None, None, None, None, None, None, None, None, None,
+    assert [getattr(getattr(one, "segment", one), "checks", None) for one in without_checks(SEGMENTS)] == [
+        None, (), None, (), None, (), None, None, None, (), (),
     ]  # fmt: skip
     checked = SEGMENTS[1]
     (summed,) = without_checks([Summed((FromSource(SOURCE, checked), checked), RunningCrc())])

@@ -97,8 +97,8 @@ def test_a_full_disk_is_an_error(spool, monkeypatch) -> None:
         (PACKED, True),
         (StreamSegment(1, lambda: iter((b"a",))), True),
         (FromSource(SOURCE, PACKED), True),
-        (CastSegment(WHOLE, "float32", "float16", "little", None, PACKED), True),
-        (CastSegment(WHOLE, "float32", "float16", "little", None), False),
+        (CastSegment(PACKED, "float32", "float16", "little"), True),
+        (CastSegment(CopySegment(WHOLE), "float32", "float16", "little"), False),
         (CopySegment(WHOLE), False),
     ],
 )

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckptmove.io import cast as io_cast
 from ckptmove.lazy import cast, chunked, strided
 from ckptmove.lazy import stored as stored_module
 from ckptmove.lazy import tensor as tensor_module
@@ -41,7 +42,7 @@ def _small():
         patch.setattr(tensor_module, "_SWAPPED", 32)
         for module in (stored_module, chunked, cast):
             patch.setattr(module, "TILE", 128)
-        patch.setattr(cast, "CAST_BLOCK", 32)
+        patch.setattr(io_cast, "CAST_BLOCK", 32)
         patch.setattr(chunked, "_MOST_LOADED", 2)
         patch.setattr(strided, "_CHUNK", 48)
         patch.setattr(strided, "_GAP", 4)

@@ -165,8 +165,7 @@ class NewFiles:
             raise DamagedArchive(part.path, f"bytes of storage '{_own_key(part, key):.40}' are missing")
         change = self._remapped.storages.changes.get(key)
         if change is not None:
-            overflowed = self._conversion.overflowed.append
-            return changed_bytes(self.source, segment, change, part.byteorder, overflowed), None
+            return changed_bytes(self.source, segment, change, part.byteorder), None
         return cut(self.source, segment, 0, old.nbytes), crc if length(segment) == old.nbytes else None
 
     def _whole(self, part: OpenPart, key: str) -> tuple[Segment, int | None]:

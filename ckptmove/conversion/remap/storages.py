@@ -15,10 +15,8 @@ from ckptmove.checkpoint.scales import scaled_weights
 from ckptmove.conversion.remap.errors import NotCastable, ScaledWeightCast, ShardNotCastable, SharedStorage
 from ckptmove.errors import UsageError
 from ckptmove.formats.local_shards import CLASSES
-from ckptmove.io.cast import CAST_BLOCK, cast_blocks
-from ckptmove.io.contracts import CastSegment, CopySegment, FromSource, InflateSegment, StreamSegment
-from ckptmove.io.cut import cut, in_blocks
-from ckptmove.io.segments import blocks_of, length
+from ckptmove.io.contracts import CastSegment, FromSource
+from ckptmove.io.cut import cut
 from ckptmove.model import Role, Span
 from ckptmove.moves import StorageEdit, Trimmed
 from ckptmove.pickles.build import new_dict, ordered_dict
@@ -29,7 +27,7 @@ from ckptmove.text import Argument, Phrase
 from ckptmove.torch_facts.dtypes import CASTABLE_FLOATS, DTYPE_STORAGE, ITEM_BYTES, PACKED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ckptmove.io.contracts import ByteSource, Segment
     from ckptmove.model import StorageRef, TensorRecord
@@ -146,23 +144,19 @@ def resize(
     return StoragePlan(changes, tuple(trimmed), tuple(edits))
 
 
-def changed_bytes(
-    source: ByteSource,
-    segment: Segment,
-    change: StorageChange,
-    byteorder: str,
-    overflowed: Callable[[int], None] | None = None,
-) -> Segment:
+def changed_bytes(source: ByteSource, segment: Segment, change: StorageChange, byteorder: str) -> Segment:
     """Return the segment of a storage after a change.
 
     Args:
         segment: all bytes of the storage before the change.
         byteorder: byte order of the storage, ``little`` or ``big``; it stays the same.
-        overflowed: called with the number of values that a cast made infinite, for bytes that are neither copied nor
-            inflated as a whole. ``write_segments`` counts the others.
     """
     part = cut(source, segment, change.span.start, change.span.nbytes)
-    return part if change.cast is None else _cast_bytes(source, part, change.cast, byteorder, overflowed)
+    if change.cast is None:
+        return part
+    if isinstance(part, FromSource):
+        return FromSource(part.source, CastSegment(part.segment, *change.cast, byteorder))
+    return CastSegment(part, *change.cast, byteorder)
 
 
 def _require_unscaled(tensors: Sequence[TensorRecord], casts: Mapping[str, object]) -> None:
@@ -358,28 +352,3 @@ def _set_dtype(view: _View, dtype: str) -> None:
             holder.items = (function, *holder.items[1:])
         else:
             holder.func = function
-
-
-# --- bytes -----------------------------------------------------------------------------------------------------------
-
-
-def _cast_bytes(
-    source: ByteSource,
-    segment: Segment,
-    cast: tuple[str, str],
-    byteorder: str,
-    overflowed: Callable[[int], None] | None,
-) -> Segment:
-    if isinstance(segment, FromSource):
-        inner = _cast_bytes(segment.source, segment.segment, cast, byteorder, overflowed)
-        return FromSource(segment.source, inner)
-    if isinstance(segment, CopySegment):
-        return CastSegment(segment.span, *cast, byteorder, next(iter(segment.checks), None))
-    if isinstance(segment, InflateSegment):
-        return CastSegment(segment.span, *cast, byteorder, None, segment)
-    elements = CastSegment(Span(0, length(segment)), *cast, byteorder, None)
-
-    def blocks() -> Iterator[bytes]:
-        return cast_blocks(in_blocks(blocks_of(source, (segment,)), CAST_BLOCK), elements, source.path, overflowed)
-
-    return StreamSegment(length(elements), blocks)

@@ -46,7 +46,7 @@ def download(
     with closing(found):
         require_new_file("", target, target, force=False)
         with FileSink(target, force=False) as sink:
-            write_segments(found, [CopySegment(Span(0, found.size))], sink, found.path, progress)
+            write_segments(found, [CopySegment(Span(0, found.size))], sink, progress)
             sink.commit(settle)
 
 
@@ -59,7 +59,7 @@ def _download_folder(listing: Listing, target: str, progress: Progress | None, s
             sink.folder(folder.path, folder.mode)
         for file in listing.files:
             with closing(listing.open(file.path)) as source, sink.file(file.path, file.mode) as new:
-                write_segments(source, [CopySegment(Span(0, source.size))], new, source.path)
+                write_segments(source, [CopySegment(Span(0, source.size))], new)
             done += source.size
             if progress is not None:
                 progress(done, total)

@@ -163,7 +163,7 @@ def _empty(nbytes: int, device: str) -> Any:
 def _inflated(part: OpenPart, key: str) -> Any:
     """The bytes of a deflated storage; empty for all others."""
     from ckptmove.io.contracts import InflateSegment
-    from ckptmove.io.cut import checked_blocks
+    from ckptmove.io.segments import blocks_of
     from ckptmove.proof.tensors.stored import memory_of
 
     if isinstance(part, FilePart):
@@ -172,7 +172,7 @@ def _inflated(part: OpenPart, key: str) -> Any:
             if isinstance(segment, InflateSegment):
                 values, done = _empty(segment.nbytes, "cpu"), 0
                 memory = memory_of(values)
-                for block in checked_blocks(container.source, segment):
+                for block in blocks_of(container.source, (segment,)):
                     memory[done : done + len(block)] = block
                     done += len(block)
                 return values

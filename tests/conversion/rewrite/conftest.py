@@ -35,7 +35,7 @@ def rewrite():
         with _opened(path) as container:
             segments = container.lay_out(change(container.object_pickle()), casts or {})
             with FileSink(str(output), force=True) as sink:
-                count = write_segments(container.source, segments, sink, container.source.path, progress)
+                count = write_segments(container.source, segments, sink, progress)
                 sink.commit()
         assert count == output.stat().st_size
         return output

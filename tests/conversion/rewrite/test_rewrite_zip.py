@@ -147,7 +147,7 @@ def test_the_kernel_is_given_whole_blocks(tmp_path, opened, monkeypatch):
     monkeypatch.setattr(os, "copy_file_range", noted)
     with opened(source) as container, FileSink(str(output), force=False) as sink:
         segments = container.lay_out(pad(100)(container.object_pickle()), {})
-        write_segments(container.source, without_checks(segments), sink, str(source))
+        write_segments(container.source, without_checks(segments), sink)
         sink.commit()
     assert [start for start, _, count in asked if count == KERNEL_BLOCK] == [KERNEL_BLOCK]
     assert all((start - written) % 4096 == 0 for start, written, count in asked if count > 4096)
@@ -188,7 +188,7 @@ def test_a_flipped_bit_stops_the_copy_and_leaves_nothing(tmp_path, rewrite):
 def copied_unchecked(opened, source, output, casts=None):
     with opened(source) as container, FileSink(str(output), force=False) as sink:
         segments = without_checks(container.lay_out(pad(90)(container.object_pickle()), casts or {}))
-        write_segments(container.source, segments, sink, str(source))
+        write_segments(container.source, segments, sink)
         sink.commit()
 
 
@@ -254,7 +254,7 @@ def test_a_source_that_shrinks_meanwhile(tmp_path, opened):
         segments = container.lay_out(container.object_pickle() + b" ", {})
         os.truncate(source, 1 << 20)
         with pytest.raises(SourceChanged), FileSink(str(tmp_path / "b.pt"), force=False) as sink:
-            write_segments(container.source, segments, sink, "a.pt")
+            write_segments(container.source, segments, sink)
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
 
 

@@ -42,10 +42,10 @@ def sparse_copy(container, segments, output):
                 os.pwrite(target.fileno(), segment.data, place)
                 place += len(segment.data)
                 continue
-            start, end = segment.span.start, segment.span.end
             if isinstance(segment, CastSegment):
-                place += segment.span.nbytes // 2
+                place += segment.segment.span.nbytes // 2
                 continue
+            start, end = segment.span.start, segment.span.end
             at = start
             while at < end:
                 try:

@@ -147,7 +147,6 @@ def test_layouts_of_four_ranks(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.measured
 def test_every_layout_passes_and_every_fault_is_found_on_two_ranks(tmp_path):
     answers = answers_of(tmp_path, 2)
     assert {*answers} == {*mesh_driver.ON_TWO_RANKS, *SIMULATED, "accelerator", "late"}
