@@ -78,8 +78,7 @@ class DistributedPart(AssembledPart):
         lost = sorted(map(self.full_name, self.lost()))
         own = (_with_obstacle(optimizer, lost) for optimizer in self.inventory.optimizers)
         self.inventory = replace(self.inventory, optimizers=tuple(own))
-        #: File and start of the pieces that are damaged, and the reasons by name of the tensor.
-        self._damaged: set[tuple[str, int]] = set()
+        #: Why a piece of a tensor is damaged, by its name.
         self._damage: dict[str, str] = {}
         # Each piece is read several times: for its kind, its checksums and its elements.
         self._open = lru_cache(_MOST_OPEN)(self._open_piece)
@@ -220,15 +219,12 @@ class DistributedPart(AssembledPart):
 
     def _chunk(self, piece: Piece) -> OpenChunk | None:
         """The piece of a chunk; None if it is not the expected chunk."""
-        place = piece.file, piece.span.start
-        if place not in self._damaged:
-            try:
-                with naming(self.source(piece.file).path):
-                    return self._open(piece)
-            except DAMAGE as error:
-                self._damage.setdefault(piece.name, str(error))
-                self._damaged.add(place)
-        return None
+        try:
+            with naming(self.source(piece.file).path):
+                return self._open(piece)
+        except DAMAGE as error:
+            self._damage.setdefault(piece.name, str(error))
+            return None
 
     def _open_piece(self, piece: Piece) -> OpenChunk:
         source, stream = self.source(piece.file), self._stream(piece)

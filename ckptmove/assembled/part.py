@@ -83,9 +83,7 @@ class AssembledPart(OpenPart):
         return () if found.is_storage else tuple(placed.chunk for placed in found.placed)
 
     def pieces(self, key: str) -> Sequence[Placed]:
-        """The chunks of a tensor with elements, with their replicas; empty if the tensor is incomplete."""
-        if self._whole(key) is None:
-            return ()
+        """The chunks of a tensor with elements, with their replicas."""
         return [placed for placed in self.entry(key).placed if placed.chunk.volume]
 
     def files_of(self, record: TensorRecord) -> frozenset[str]:
