@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from ckptmove.assembled.dcp_pieces import DAMAGE, check_piece, checks_in, limits_of, read_object
+from ckptmove.assembled.dcp_pieces import DAMAGE, check_piece, checks_in, read_object
 from ckptmove.checkpoint.directories import FileRecord
 from ckptmove.checkpoint.inventory.apart import judged
 from ckptmove.checkpoint.inventory.build import machine_inventory
@@ -164,7 +164,7 @@ class PiecesOfFile(NamedTuple):
         found: list[CheckedRange] = []
         for piece in self.pieces:
             turn()
-            found += checks_in(source, piece, self.container, limits_of(piece, limits, self.container))
+            found += checks_in(source, piece, self.container, limits)
         return tuple(found)
 
 
@@ -237,14 +237,14 @@ def _read_objects(
     for file, own in groupby(sorted(whole, key=lambda piece: (piece.file, piece.span.start)), lambda piece: piece.file):
         with _opened(listing, part.full(file)) as source:
             for piece in own:
-                yield from _read_object(source, piece, container, limits_of(piece, limits, container))
+                yield from _read_object(source, piece, container, limits)
 
 
 def _read_object(
     source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
 ) -> tuple[ArchiveFact, ...]:
     try:
-        container.objects[piece.name] = read_object(source, piece, limits)
+        container.objects[piece.name] = read_object(source, piece, container, limits)
     except DAMAGE:
         container.damaged.add(piece.name)
         return check_piece(source, piece, container, limits)
@@ -266,7 +266,7 @@ def check_pieces(
         """Facts about the pieces of a batch, and the bytes of the pieces; called in several threads."""
         file, own = batch
         with _opened(listing, part.full(file)) as source:
-            found = [check_piece(source, piece, container, limits_of(piece, limits, container)) for piece in own]
+            found = [check_piece(source, piece, container, limits) for piece in own]
         return [*chain.from_iterable(found)], sum(piece.span.nbytes for piece in own)
 
     is_local = listing.form is None and not listing.is_remote
