@@ -27,23 +27,35 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 HERE = Path(__file__).parent
 #: Folders of tests that cross all rooms. The tests of a room reach each line of it without them, and coverage would
 #: double their time.
-UNMEASURED = ("crash", "e2e")
-#: Rooms whose tests take milliseconds: the quick set has each of their parameters, and one of those of other rooms.
-CHEAP = [
-    "torch_facts",
-    "io",
-    "pickles",
-    "formats",
-    "contract",
-    "checkpoint",
-    "assembled",
-    "lazy",
-    "opening",
-    "conversion",
-    "comparison",
-    "findings",
-    "api",
-]
+UNMEASURED = ("crash/", "e2e/")
+#: Tests that take milliseconds: the quick set has each of their parameters, and one of those of other tests.
+CHEAP = (
+    "api/",
+    "assembled/",
+    "checkpoint/",
+    "cli/render/",
+    "cli/test_config.py",
+    "cli/test_failures.py",
+    "cli/test_prose.py",
+    "comparison/",
+    "contract/",
+    "conversion/",
+    "findings/",
+    "formats/",
+    "io/",
+    "lazy/",
+    "opening/",
+    "pickles/",
+    "proof/",
+    "simulation/test_mps.py",
+    "torch_facts/",
+    "training/case/test_check.py",
+    "training/case/test_options.py",
+    "training/case/test_parts.py",
+    "training/case/test_restore_parts.py",
+    "training/case/test_taken.py",
+    "training/code/",
+)
 # How long an example takes depends on what else the machine does.
 settings.register_profile("any_machine", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("any_machine"), max_examples=25, derandomize=True)
@@ -107,7 +119,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def is_in(folders, item):
-    return item.nodeid.removeprefix("tests/").partition("/")[0] in folders
+    return item.nodeid.removeprefix("tests/").startswith(folders)
 
 
 @pytest.hookimpl(wrapper=True)
