@@ -68,8 +68,9 @@ class AssembledPart(OpenPart):
         del key
         part = self.members[placed.file]
         stored = part.storage(placed.key) if placed.key else None
-        is_there = stored is not None and (placed.local is None or extent_span(stored.span, placed.local) is not None)
-        return OpenChunk(stored, placed.local, part.inventory.container) if stored is not None and is_there else None
+        if stored is None or (placed.local is not None and extent_span(stored.span, placed.local) is None):
+            return None
+        return OpenChunk(stored, placed.local, part.inventory.container)
 
     def check_chunk(self, key: str, placed: Placed) -> None:
         """Raise CrcMismatch if the bytes of a chunk differ from their CRC."""
