@@ -38,8 +38,8 @@ HERE: Final = Path(__file__).resolve().parent
 TREE: Final = HERE.parent
 #: Seconds after which a test hangs, which catches the mutant.
 TIMEOUT: Final = 300
-#: Rooms whose tests stand in `tests/contract/` too.
-_IN_CONTRACT: Final = {"formats", "conversion", "pickles"}
+#: Other folders with tests of a room.
+_MORE: Final = {"formats": ["contract", "conversion/rewrite"], "conversion": ["contract"], "pickles": ["contract"]}
 _OTHER: Final = {"and": "or", "<": "<=", ">": ">=", "==": "!=", "in": "not in", "is": "is not"}
 _OTHER_OPERATOR: Final = _OTHER | {new: old for old, new in _OTHER.items()}
 _OPERATOR: Final = re.compile(r"#.*|is\s+not\b|not\s+in\b|and\b|or\b|in\b|is\b|[<>=!]=|[<>]")
@@ -178,8 +178,8 @@ def _room(path: str) -> str:
 def reaching(path: str) -> tuple[list[str], list[str]]:
     """The tests of a module's room: the files that name the module, and all."""
     room, name = _room(path), re.compile(rf"(\b|_){re.escape(Path(path).stem)}(\b|_)")
-    folders = [f"tests/{room}", *["tests/contract"][: room in _IN_CONTRACT]]
-    files = [file for folder in folders for file in sorted(TREE.glob(f"{folder}/**/test_*.py"))]
+    folders = [room, *_MORE.get(room, [])]
+    files = [file for folder in folders for file in sorted(TREE.glob(f"tests/{folder}/**/test_*.py"))]
     if room == "root":
         files = sorted(TREE.glob("tests/test_*.py"))
     near = [file for file in files if name.search(file.stem) or name.search(_imports(file))]

@@ -119,5 +119,9 @@ def test_a_mutant_is_judged_by_the_tests_of_its_module_then_of_its_room_then_by_
 
 def test_each_room_has_its_tests():
     assert "tests/test_text.py" in reaching("ckptmove/text.py")[1]
-    assert {it.split("/")[1] for it in reaching("ckptmove/formats/torch_zip.py")[1]} == {"formats", "contract"}
+    assert {it.split("/")[1] for it in reaching("ckptmove/formats/torch_zip.py")[1]} == {
+        "formats",
+        "contract",
+        "conversion",
+    }
     assert reaching("ckptmove/new/room.py") == ([], [])
