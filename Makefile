@@ -25,7 +25,7 @@ demo: $(STAMP) ## inspect, convert and verify a sample; nothing is needed before
 test: $(STAMP) ## the quick set: the same tests every time, minutes
 	$(BIN)/python -m pytest -q --quick -n auto --maxprocesses 8 --dist worksteal
 
-cover: $(STAMP) ## every test, with branch coverage of ckptmove/ by the quick set at 100 %
+cover: $(STAMP) ## every test, with branch coverage of ckptmove/ at 100 %
 	@rm -f .coverage .coverage.*
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal --cov --cov-report=term
 

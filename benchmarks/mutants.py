@@ -103,6 +103,11 @@ class _Finder(ast.NodeVisitor):
         if node.value:
             self.visit(node.value)
 
+    def visit_keyword(self, node: ast.keyword) -> None:
+        """`zip(strict=True)` is left: it raises only where the code has a bug already."""
+        if node.arg != "strict":
+            self.generic_visit(node)
+
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
         """Nothing in a message is changed."""
 

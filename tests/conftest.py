@@ -27,23 +27,35 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 HERE = Path(__file__).parent
 #: Folders of tests that cross all rooms. The tests of a room reach each line of it without them, and coverage would
 #: double their time.
-UNMEASURED = ("crash", "e2e")
-#: Rooms whose tests take milliseconds: the quick set has each of their parameters, and one of those of other rooms.
-CHEAP = [
-    "torch_facts",
-    "io",
-    "pickles",
-    "formats",
-    "contract",
-    "checkpoint",
-    "assembled",
-    "lazy",
-    "opening",
-    "conversion",
-    "comparison",
-    "findings",
-    "api",
-]
+UNMEASURED = ("crash/", "e2e/")
+#: Tests that take milliseconds: the quick set has each of their parameters, and one of those of other tests.
+CHEAP = (
+    "api/",
+    "assembled/",
+    "checkpoint/",
+    "cli/render/",
+    "cli/test_config.py",
+    "cli/test_failures.py",
+    "cli/test_prose.py",
+    "comparison/",
+    "contract/",
+    "conversion/",
+    "findings/",
+    "formats/",
+    "io/",
+    "lazy/",
+    "opening/",
+    "pickles/",
+    "proof/",
+    "simulation/test_mps.py",
+    "torch_facts/",
+    "training/case/test_check.py",
+    "training/case/test_options.py",
+    "training/case/test_parts.py",
+    "training/case/test_restore_parts.py",
+    "training/case/test_taken.py",
+    "training/code/",
+)
 # How long an example takes depends on what else the machine does.
 settings.register_profile("any_machine", max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("any_machine"), max_examples=25, derandomize=True)
@@ -92,22 +104,22 @@ def built_commands():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Choose the quick set; without `--quick`, leave all other tests unmeasured."""
-    first = {}
+    """Mark the tests of `UNMEASURED` folders; with `--quick`, choose the tests of the quick set."""
     for item in items:
-        if not item.get_closest_marker("slow"):
-            first.setdefault(item.nodeid if is_in(CHEAP, item) else item.nodeid.partition("[")[0], item)
-    chosen = set(first.values())
-    if config.getoption("--quick"):
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = first.values()
-    for item in items:
-        if is_in(UNMEASURED, item) or not (item in chosen or item.get_closest_marker("measured")):
+        if is_in(UNMEASURED, item):
             item.add_marker(pytest.mark.unmeasured)
+    if config.getoption("--quick"):
+        first = {}
+        for item in items:
+            if not item.get_closest_marker("slow"):
+                first.setdefault(item.nodeid if is_in(CHEAP, item) else item.nodeid.partition("[")[0], item)
+        chosen = [*first.values()]
+        config.hook.pytest_deselected(items=[*set(items).difference(chosen)])
+        items[:] = chosen
 
 
 def is_in(folders, item):
-    return item.nodeid.removeprefix("tests/").partition("/")[0] in folders
+    return item.nodeid.removeprefix("tests/").startswith(folders)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from ckptmove.assembled.hf_table import ShardPiece, absent_shards, sharded_tensor
+from ckptmove.assembled.hf_table import absent_shards, sharded_tensor
 from ckptmove.assembled.part import AssembledPart
 from ckptmove.assembled.table import OpenChunk, Placed, TableEntry
 from ckptmove.checkpoint.directories import FileRecord
@@ -20,7 +20,6 @@ from ckptmove.formats.rebuild_calls import plain_table_machine, table_machine
 from ckptmove.formats.safetensors_file import SafetensorsFile
 from ckptmove.formats.safetensors_shards import chunk_at, chunk_offsets, shard_name
 from ckptmove.lazy.stored import StoredBytes
-from ckptmove.pickles.rebuild_arguments import contiguous
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -76,8 +75,7 @@ class ShardsPart(AssembledPart):
         listing = files.listing
         self.name, self.path, self.base = folder.path, listing.full(folder.path).rstrip("/"), base
         self._folder, self._files, self._limits = folder, files, limits
-        self._spans: dict[tuple[str, str], Span] = {}
-        pieces: dict[str, list[ShardPiece]] = {}
+        pieces: dict[str, list[Placed]] = {}
         counts: dict[str, int] = {}
         by_path = {file.path: file for file in folder.files}
         for path in listing.read_ahead(by_path):
@@ -91,9 +89,8 @@ class ShardsPart(AssembledPart):
                 for record in inventory.tensors:
                     key = record.name
                     chunk = chunk_at(key, record.shape, offsets, source.path)
-                    pieces.setdefault(key, []).append(ShardPiece(file.name, record.dtype, chunk))
-                    # A safetensors file has all bytes of its tensors.
-                    self._spans[file.name, key] = cast("Span", container.storage_span(key))
+                    span = container.storage_span(key)  # a safetensors file has all bytes of its tensors
+                    pieces.setdefault(key, []).append(Placed(chunk, file.name, span, local=record, name=key))
         with naming(self.path):
             self.tensors = {name: sharded_tensor(name, own, self.path) for name, own in pieces.items()}
             facts = tuple(absent_shards(self.tensors, [file.name for file in folder.files], self.path))
@@ -101,7 +98,6 @@ class ShardsPart(AssembledPart):
             own = machine_inventory(machine, SafetensorsFile.name, limits, keep_tree=False)
         size_bytes = sum(file.size_bytes for file in folder.files)
         own = replace(own, path=self.path, layout="sharded", size_bytes=size_bytes, facts=facts)
-        self._records = {one.name: one for one in own.tensors}
         self.inventory = moved_inventory(folder.path, own, base)
         self.rows = tuple(
             FileRecord(
@@ -119,12 +115,12 @@ class ShardsPart(AssembledPart):
 
     def entry(self, key: str) -> TableEntry:
         tensor = self.tensors[key]
-        return TableEntry(tensor.dtype, tensor.shape, [Placed(one.chunk, one.file, name=key) for one in tensor.pieces])
+        return TableEntry(tensor.dtype, tensor.shape, tensor.pieces)
 
     def opened(self, key: str, placed: Placed) -> OpenChunk:
-        sizes, span = placed.chunk.sizes, self._spans[placed.file, key]
-        local = self._records[key]._replace(shape=sizes, stride=contiguous(sizes), nbytes=span.nbytes)
-        return OpenChunk(StoredBytes(self.source(placed.file), span, "little"), local, SafetensorsFile.name)
+        del key
+        stored = StoredBytes(self.source(placed.file), cast("Span", placed.span), "little")
+        return OpenChunk(stored, placed.local, SafetensorsFile.name)
 
     def source(self, file: str) -> ByteSource:
         return self._files.source(f"{self._folder.path}/{file}" if self._folder.path else file)

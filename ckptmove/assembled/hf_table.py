@@ -15,18 +15,11 @@ from ckptmove.torch_facts.dtypes import ITEM_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from ckptmove.formats.chunks import Chunk
+    from ckptmove.assembled.table import Placed
+    from ckptmove.model import TensorRecord
 
 _SHOWN: Final = 80
 _LOST: Final = "a shard is missing"
-
-
-class ShardPiece(NamedTuple):
-    """A chunk of a tensor in a shard."""
-
-    file: str  # name of the file
-    dtype: str  # torch's name of its dtype
-    chunk: Chunk  # its part of the tensor
 
 
 class ShardedTensor(NamedTuple):
@@ -34,7 +27,7 @@ class ShardedTensor(NamedTuple):
 
     dtype: str  # torch's name
     shape: tuple[int, ...]  # shape of the whole tensor
-    pieces: tuple[ShardPiece, ...]  # its chunks, which do not overlap; those without elements are left out
+    pieces: tuple[Placed, ...]  # its chunks, which do not overlap; those without elements are left out
 
     @property
     def nbytes(self) -> int:
@@ -53,14 +46,15 @@ class ShardedTensor(NamedTuple):
         return any(piece.chunk.sizes[0] > -(-self.shape[0] // parts) for piece in self.pieces)
 
 
-def sharded_tensor(name: str, pieces: Sequence[ShardPiece], path: str) -> ShardedTensor:
+def sharded_tensor(name: str, pieces: Sequence[Placed], path: str) -> ShardedTensor:
     """The tensor with these chunks."""
-    first = pieces[0]
-    if any(piece.dtype != first.dtype or len(piece.chunk.sizes) != len(first.chunk.sizes) for piece in pieces):
+    dtype, *others = {cast("TensorRecord", piece.local).dtype for piece in pieces}
+    axes = len(pieces[0].chunk.sizes)
+    if others or any(len(piece.chunk.sizes) != axes for piece in pieces):
         raise DamagedArchive(path, f"the shards have different dtypes or numbers of axes for tensor {name[:_SHOWN]!r}")
-    shape = tuple(max(piece.chunk.end(axis) for piece in pieces) for axis in range(len(first.chunk.sizes)))
+    shape = tuple(max(piece.chunk.end(axis) for piece in pieces) for axis in range(axes))
     try:
-        bytes_of(shape, first.dtype)
+        bytes_of(shape, dtype)
     except NotATensor as error:
         raise DamagedArchive(path, f"the offsets of tensor {name[:_SHOWN]!r} are too large") from error
     # Each rank may save a tensor without axes.
@@ -68,7 +62,7 @@ def sharded_tensor(name: str, pieces: Sequence[ShardPiece], path: str) -> Sharde
     flaw = flaw_of(shape, [piece.chunk for piece in own])
     if flaw:
         raise DamagedArchive(path, f"{flaw} tensor {name[:_SHOWN]!r}")
-    return ShardedTensor(first.dtype, shape, own)
+    return ShardedTensor(dtype, shape, own)
 
 
 def absent_shards(tensors: Mapping[str, ShardedTensor], files: Iterable[str], path: str) -> Iterator[ArchiveFact]:

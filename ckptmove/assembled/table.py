@@ -17,16 +17,16 @@ class Placed(NamedTuple):
 
     chunk: Chunk  # its part of the tensor
     file: str  # its file, by its path in the folder of the part
-    span: Span | None = None  # its bytes in the file, which are a file of their own; None for the whole file
-    key: str = ""  # key of its storage in the file; empty if it is known once the file is open
-    local: TensorRecord | None = None  # the chunk as a view of the storage in the file; None as for `key`
+    span: Span | None = None  # its bytes in the file, a file of their own without a `name`; None if `key` tells them
+    key: str = ""  # key of its storage in the file; empty if it is unknown until the file is open
+    local: TensorRecord | None = None  # the chunk as a view of that storage; None as for `key`, or for all of it
     name: str = ""  # name of the tensor that torch loads from the file; empty if the file is the tensor
     offsets: tuple[int, ...] = ()  # first index of the chunk in that tensor; empty if the chunk is all of it
 
     @property
     def where(self) -> str:
         """Its place in words."""
-        return self.file if self.span is None else f"{self.file} at byte {self.span.start}"
+        return self.file if self.name or self.span is None else f"{self.file} at byte {self.span.start}"
 
 
 class TableEntry(NamedTuple):

@@ -331,7 +331,7 @@ class Reader:
         listing, parts = self._listing, self._parts
         inventory = merge_inventories(listing.path, listing.container, parts, listing.size_bytes)
         contents = inventory.contents
-        if len(parts) == 1 and not parts[0].name and isinstance(parts[0], DistributedPart):
+        if len(parts) == 1 and not parts[0].name and parts[0].metadata is not None:
             inventory = replace(inventory, container=parts[0].inventory.container, globals=parts[0].inventory.globals)
         layout = layout_of(listing, inventory.files)
         counters = trainer_counters(listing, layout)

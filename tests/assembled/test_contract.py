@@ -181,6 +181,8 @@ def test_its_chunks_cover_each_tensor_once(folder, kind, files):
             assert stored.source.read(0, stored.span.nbytes) == stored.source.read(0, stored.span.nbytes)
             chunks = {*part.chunks(key)}
             several += len(part.files_of(record)) > 1
+            assert {placed.chunk for placed in part.pieces(key)} <= chunks or not chunks
+            assert all(part.source(placed.file).size for placed in part.pieces(key))
             assert sum(chunk.volume for chunk in chunks) == (prod(record.shape) if chunks else 0)
             part.require_sound(key)
         assert several

@@ -499,6 +499,19 @@ def test_ranks_with_other_tensors_are_files_of_their_own(copy, change) -> None:
     assert not findings(folder, "F808")
 
 
+def test_files_of_the_other_byte_order_are_files_of_their_own(copy) -> None:
+    """Whole tensors have the byte order of this machine, and those of the first rank that of its file."""
+    folder = copy("hsdp")
+    for path in folder.iterdir():
+        with zipfile.ZipFile(path) as archive:
+            records = {name: archive.read(name) for name in archive.namelist()}
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in records.items():
+                archive.writestr(name, b"big" if name.endswith("/byteorder") else data)
+    found = ckptmove.inspect(folder).inventory
+    assert {tensor.name.partition(".pt")[0] for tensor in found.tensors} == {f"rank{rank:02}" for rank in range(4)}
+
+
 def test_what_cannot_be_assembled_stays_a_file_of_its_own(copy) -> None:
     folder = copy("hsdp")
 

@@ -69,13 +69,18 @@ def test_a_lack_of_memory_is_refused(asked, monkeypatch, words) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "path"), [("inspect", True), ("convert", False)], ids=["of several paths", "of one"]
+    ("command", "function", "path"),
+    [
+        ("inspect", "ckptmove.api.inspection.inspect_checkpoint", True),
+        ("convert", "ckptmove.api.functions.convert_checkpoint", False),
+    ],
+    ids=["of several paths", "of one"],
 )
-def test_a_lack_of_memory_beside_the_file_is_refused(asked, monkeypatch, command, path) -> None:
+def test_a_lack_of_memory_beside_the_file_is_refused(asked, monkeypatch, command, function, path) -> None:
     def fail(*_args, **_options):
         raise MemoryError
 
-    monkeypatch.setattr(f"ckptmove.api.functions.{command}_checkpoint", fail)
+    monkeypatch.setattr(function, fail)
     code, document = asked(archive(), command, *(["--to", "cuda:0"] if command == "convert" else []))
     assert code == document["exit_code"] == 4
     assert document["error"]["kind"] == "out-of-memory"

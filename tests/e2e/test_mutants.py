@@ -39,6 +39,7 @@ def run(rows: Literal[1], start: int = 1) -> {returns}:
         ("x = True", {"x = False"}),
         ("x = -2, 0.5", {"x = -3, 0.5", "x = -2, 1.5"}),
         ('x = f"{a == 1}"', set()),
+        ("x = zip(a, strict=True)", set()),
         ("f(\n        a\n    )", {"pass\n\n"}),
         ("if a: x = b", {"if not (a): x = b"}),
         ("while f(\n    ): x = b", {"while not (f(\n    )): x = b"}),

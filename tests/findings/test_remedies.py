@@ -23,7 +23,7 @@ from http_server import serving
 
 import ckptmove
 from ckptmove.errors import CkptMoveError
-from ckptmove.findings import remedies
+from ckptmove.findings import trials
 from ckptmove.findings.remedies import choose, note_on
 from ckptmove.findings.trials import Source, below, loads
 from ckptmove.io.remote.address import Address
@@ -254,7 +254,7 @@ def test_what_only_its_reader_can_open_has_no_command(tmp_path) -> None:
 
     assert [one.fix for one in inspection.findings if one.code == "S701"] == [""]
     with source_of(tmp_path / "run.pt") as source:
-        secret = dataclasses.replace(source, location=Address("https://host/run.pt?signature=secret"))
+        secret = trials.Source(Address("https://host/run.pt?signature=secret"), source.checkpoint)
         assert choose(inspection.inventory, secret) is None
 
 
@@ -499,7 +499,7 @@ def test_a_quantized_weight_is_not_cast_by_itself(tmp_path) -> None:
 
 def test_a_dry_run_is_made_once(tmp_path, monkeypatch) -> None:
     made = []
-    monkeypatch.setattr(remedies, "dry_run", lambda *words: made.append(words))
+    monkeypatch.setattr(trials, "dry_run", lambda *words: made.append(words))
     torch.save({"model": {"module.weight": WEIGHT}}, tmp_path / "run.pt")
     with source_of(tmp_path / "run.pt") as source:
         inventory = source.checkpoint.inventory
@@ -507,10 +507,10 @@ def test_a_dry_run_is_made_once(tmp_path, monkeypatch) -> None:
         assert not source.converts(inventory, inventory.path, strip)
         assert not source.converts(inventory, inventory.path, strip)
         assert source.converts(inventory, inventory.path, cpu)
-        remote = dataclasses.replace(source, location=Address(inventory.path))
+        remote = trials.Source(Address(inventory.path), source.checkpoint)
         assert remote.converts(inventory, inventory.path, strip)
-        monkeypatch.setattr(remedies, "_TRIED_BYTES", 0)
-        assert dataclasses.replace(source, tried={}).converts(inventory, inventory.path, strip)
+        monkeypatch.setattr(trials, "_TRIED_BYTES", 0)
+        assert trials.Source(source.location, source.checkpoint).converts(inventory, inventory.path, strip)
     assert len(made) == 1
 
 

@@ -1,6 +1,6 @@
 """Save checkpoints and run the mesh proof of many cases in one process group, of two or four forked processes.
 
-    mesh_driver.py FOLDER RANKS
+    mesh_driver.py FOLDER RANKS [SCENARIO]...
 
 torch is imported once, before the ranks are forked. The first rank writes FOLDER/answers.json: the answers of each
 rank, by scenario.
@@ -262,8 +262,8 @@ def accelerated(folder):
 
 
 def main(folder):
-    has_four = dist.get_world_size() == 4
-    scenarios = ON_FOUR_RANKS if has_four else ON_TWO_RANKS
+    scenarios = ON_FOUR_RANKS if dist.get_world_size() == 4 else ON_TWO_RANKS
+    scenarios = {name: scenarios[name] for name in sys.argv[3:] or scenarios}
     for name in dict.fromkeys(checkpoint for checkpoint, _ in scenarios.values()):
         save(folder, name)
     found = {}
@@ -272,7 +272,7 @@ def main(folder):
         request = VerifyRequest(str(folder / checkpoint), to="cpu", case=f"mesh_cases:{case}")
         worker.answer(request, messages.append)
         dist.barrier()
-    if not has_four:
+    if scenarios == ON_TWO_RANKS:
         found |= accelerated(folder)
         found["late"] = late(folder)
     gathered = [None] * dist.get_world_size()

@@ -154,7 +154,7 @@ def _load(part: AssembledPart, key: str, placed: Placed, tally: PiecesTally) -> 
 
 def _load_piece(part: AssembledPart, placed: Placed, container: str) -> Loaded:
     source = part.source(placed.file)
-    with as_file(source if placed.span is None else PartSource(source, placed.span)) as file:
+    with as_file(source if placed.name else PartSource(source, cast("Span", placed.span))) as file:
         return load(facts_of(container), file)
 
 

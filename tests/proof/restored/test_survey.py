@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 
 import ckptmove
 from ckptmove.errors import AccessFailed, DamagedArchive, SourceChanged
-from ckptmove.formats.bare_pickle import BarePickle
 from ckptmove.formats.facts import facts_of
 from ckptmove.limits import Limits
 from ckptmove.opening.checkpoint import open_checkpoint
@@ -188,9 +187,9 @@ def test_a_file_that_torch_cannot_load_fails(make, tmp_path):
     check = restore_with(make("AdamW"), broken)
     assert check.status == "failed"
     assert check.detail == f"torch.load fails: {broken.error}"
-    refused = load(BarePickle, str(path))
+    refused = load(facts_of("pickle"), str(path))
     assert refused.refusal
-    assert load(BarePickle, str(tmp_path / "none")).error
+    assert load(facts_of("pickle"), str(tmp_path / "none")).error
 
 
 @pytest.mark.parametrize("damage", [b"\x80\x02\x86.", b"\x80\x02K\x01Q."], ids=["an empty list", "no tuple"])

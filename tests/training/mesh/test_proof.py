@@ -69,8 +69,8 @@ SIMULATED = ["simulated", "stray", "too_old", "required", "required_too_old"]
 RESHARDED = ["fsdp to hsdp", "fsdp to tp", "fsdp to ddp", "fsdp to plain"]
 
 
-def answers_of(folder, ranks):
-    command = [sys.executable, Path(mesh_driver.__file__), folder, str(ranks)]
+def answers_of(folder, ranks, *scenarios):
+    command = [sys.executable, Path(mesh_driver.__file__), folder, str(ranks), *scenarios]
     code, errors = forked_ranks.ended(command, timeout=300, cwd=folder)
     assert code == 0, errors[-5000:]
     return json.loads((folder / "answers.json").read_text())
@@ -131,6 +131,13 @@ def check_layouts_and_faults(answers):
     return first
 
 
+def test_a_resume_and_a_fault_of_one_rank(tmp_path):
+    scenarios = ["fsdp to fsdp", "flattened to flattened", "flip"]
+    answers = answers_of(tmp_path, 2, *scenarios)
+    assert [*answers] == scenarios
+    check_layouts_and_faults(answers)
+
+
 @pytest.mark.slow
 def test_layouts_of_four_ranks(tmp_path):
     answers = answers_of(tmp_path, 4)
@@ -147,7 +154,6 @@ def test_layouts_of_four_ranks(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.measured
 def test_every_layout_passes_and_every_fault_is_found_on_two_ranks(tmp_path):
     answers = answers_of(tmp_path, 2)
     assert {*answers} == {*mesh_driver.ON_TWO_RANKS, *SIMULATED, "accelerator", "late"}
