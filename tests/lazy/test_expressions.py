@@ -226,7 +226,7 @@ NODES = {
 }
 OPERATIONS = {
     "permuted": lambda lazy, values: (permuted(lazy, (1, 0)), values.t()),
-    "sliced": lambda lazy, values: (sliced(lazy, (1, 2), (2, 3)), values[1:3, 2:5]),
+    "sliced": lambda lazy, values: (sliced(lazy, (1, 2), (2, 2)), values[1:3, 2:4]),
     "reshaped": lambda lazy, values: (reshaped(lazy, (2, 3, 4)), values.reshape(2, 3, 4)),
     "flat": lambda lazy, values: (flat(lazy, 5, 9), values.reshape(-1)[5:14]),
     "all flat": lambda lazy, values: (flat(lazy), values.reshape(-1)),
