@@ -325,7 +325,7 @@ class ArchiveFact(NamedTuple):
         return key if is_data or self.record.count("/") <= 1 else self.record.partition("/")[2]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Inventory(OneLine):
     """Everything that ``inspect`` reports about a checkpoint, and that ``convert`` uses.
 

@@ -18,8 +18,9 @@ from ckptmove.api.undoing import undo_in_place
 from ckptmove.conversion.convert import convert
 from ckptmove.conversion.plan import plan_move
 from ckptmove.errors import CkptMoveError
-from ckptmove.io.journal import decode, home_of, journal_path
+from ckptmove.io.journal import decode
 from ckptmove.io.leftovers import clear_leftovers, is_temporary
+from ckptmove.io.locations import home_of, journal_path
 from ckptmove.io.outputs import do_nothing
 from ckptmove.io.recovery import require_settled
 from fuzz.harness import LIMITS, asked_for, bytes_of, in_each_way, opened, require, require_planned

@@ -195,7 +195,7 @@ def convert(data: bytes, request: MoveRequest) -> None:
             source, segments = container.source, conversion.lay_out(container, machine, plan)
         else:  # its format is not written
             source, segments = lay_out_file(conversion, remapped, checkpoint)
-        written = write_segments(source, segments, sink, "input")
+        written = write_segments(source, segments, sink)
     require(written == len(sink.data), "the number of bytes written is wrong")
     show_result(Converted(container="torch-zip", plan=plan, output="output", bytes_copied=written, seconds=0.0))
     if plan.is_empty:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.conversion.plan import plan_move
-from ckptmove.io.journal import ANCHOR_BYTES, ChangedRange, Journal, decode, journal_name
+from ckptmove.io.journal import ANCHOR_BYTES, ChangedRange, Journal, decode
 from ckptmove.io.leftovers import temporary_names
+from ckptmove.io.locations import journal_name
 from ckptmove.model import Span
 from ckptmove.moves import MoveRequest
 from ckptmove.pickles.edits import apply_plan

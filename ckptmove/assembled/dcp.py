@@ -17,7 +17,6 @@ from ckptmove.assembled.dcp_pieces import (
     check_piece,
     chunk_in,
     damaged_piece,
-    limits_of,
     open_chunk,
 )
 from ckptmove.assembled.part import AssembledPart
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from ckptmove.assembled.dcp_folder import PiecesOfFile, ReadFolder
     from ckptmove.checkpoint.inventory.outline import OutlineLine
     from ckptmove.checkpoint.open_files import OpenFiles
+    from ckptmove.formats.contract import Container
     from ckptmove.formats.dcp.metadata import StoredTensor
     from ckptmove.io.contracts import ByteSource, Progress
     from ckptmove.limits import Limits
@@ -78,8 +78,7 @@ class DistributedPart(AssembledPart):
         lost = sorted(map(self.full_name, self.lost()))
         own = (_with_obstacle(optimizer, lost) for optimizer in self.inventory.optimizers)
         self.inventory = replace(self.inventory, optimizers=tuple(own))
-        #: File and start of the pieces that are damaged, and the reasons by name of the tensor.
-        self._damaged: set[tuple[str, int]] = set()
+        #: Why a piece of a tensor is damaged, by its name.
         self._damage: dict[str, str] = {}
         # Each piece is read several times: for its kind, its checksums and its elements.
         self._open = lru_cache(_MOST_OPEN)(self._open_piece)
@@ -90,7 +89,7 @@ class DistributedPart(AssembledPart):
         for _, pieces in self._container.whole_pieces():
             chunks = (piece for piece in pieces if piece.offsets is not None and self._chunk(piece) is not None)
             first = next(chunks, None)
-            if first is not None and not open_chunk(self.source(first.file), first, self._limits).has_checksums():
+            if first is not None and not self._stream(first).has_checksums():
                 return False
         return True
 
@@ -131,7 +130,7 @@ class DistributedPart(AssembledPart):
 
     def check_chunk(self, key: str, placed: Placed) -> None:
         piece, source = self._piece(key, placed), self.source(placed.file)
-        for fact in check_piece(source, piece, self._container, limits_of(piece, self._limits, self._container)):
+        for fact in check_piece(source, piece, self._container, self._limits):
             raise CrcMismatch(source.path, fact.record)
 
     def source(self, file: str) -> ByteSource:
@@ -208,29 +207,28 @@ class DistributedPart(AssembledPart):
             return Piece(self._in_objects[key][0], None, placed.file, span)
         return Piece(key, placed.chunk.offsets, placed.file, span)
 
+    def _stream(self, piece: Piece) -> Container:
+        """The ``torch.save`` in a piece."""
+        return open_chunk(self.source(piece.file), piece, self._container, self._limits)
+
     def _in_object(self, piece: Piece, own: str) -> OpenChunk:
         """The storage of an object by its key there."""
-        stream = open_chunk(self.source(piece.file), piece, limits_of(piece, self._limits, self._container))
+        stream = self._stream(piece)
         span = cast("Span", stream.storage_span(own))  # it was found when the object was read
         return OpenChunk(StoredBytes(stream.source, span, stream.byteorder), None, stream.name)
 
     def _chunk(self, piece: Piece) -> OpenChunk | None:
         """The piece of a chunk; None if it is not the expected chunk."""
-        place = piece.file, piece.span.start
-        if place not in self._damaged:
-            try:
-                with naming(self.source(piece.file).path):
-                    return self._open(piece)
-            except DAMAGE as error:
-                self._damage.setdefault(piece.name, str(error))
-                self._damaged.add(place)
-        return None
+        try:
+            with naming(self.source(piece.file).path):
+                return self._open(piece)
+        except DAMAGE as error:
+            self._damage.setdefault(piece.name, str(error))
+            return None
 
     def _open_piece(self, piece: Piece) -> OpenChunk:
-        source = self.source(piece.file)
-        limits = limits_of(piece, self._limits, self._container)
-        stream = open_chunk(source, piece, limits)
-        (record,) = chunk_in(stream, source, piece, self._container, limits)
+        source, stream = self.source(piece.file), self._stream(piece)
+        (record,) = chunk_in(stream, source, piece, self._container, self._limits)
         span = None if record.storage is None else stream.storage_span(record.storage)
         # One stored element may have many places in an expanded tensor.
         if span is None or extent_span(span, record) is None or overlaps(record):

@@ -6,12 +6,12 @@ No name in ``.metadata`` is followed to a file outside the listing of the direct
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from ckptmove.assembled.dcp_pieces import DAMAGE, check_piece, checks_in, limits_of, read_object
+from ckptmove.assembled.dcp_pieces import DAMAGE, check_piece, checks_in, read_object
 from ckptmove.checkpoint.directories import FileRecord
 from ckptmove.checkpoint.inventory.apart import judged
 from ckptmove.checkpoint.inventory.build import machine_inventory
@@ -79,7 +79,7 @@ def find_distributed(listing: Listing) -> tuple[DistributedFolder, ...]:
     for link in listing.links:
         folder, _, name = link.path.rpartition("/")
         if folder in by_folder and is_distributed(name):
-            with _opened(listing, link.path) as source:
+            with closing(listing.open(link.path)) as source:
                 by_folder[folder][name] = source.size
     found = []
     for folder, files in sorted(by_folder.items()):
@@ -121,12 +121,12 @@ def read_distributed(listing: Listing, folder: DistributedFolder, limits: Limits
     ``objects`` says whether to read pieces that are not tensors: options of an optimizer, counters, schedules.
     """
     with ExitStack() as stack:
-        source = stack.enter_context(_opened(listing, folder.metadata))
+        source = stack.enter_context(closing(listing.open(folder.metadata)))
         stack.enter_context(naming(source.path))
         container = DistributedCheckpoint(source, folder.files, limits)
         if container.metadata.is_share and len(folder.ranks) > 1:
             folder = folder.joined()
-            source, *others = (stack.enter_context(_opened(listing, table)) for table in folder.ranks)
+            source, *others = (stack.enter_context(closing(listing.open(table))) for table in folder.ranks)
             container = DistributedCheckpoint(source, folder.files, limits, others=others)
         _require_streams(listing, folder, container)
         container.require_apart()
@@ -164,7 +164,7 @@ class PiecesOfFile(NamedTuple):
         found: list[CheckedRange] = []
         for piece in self.pieces:
             turn()
-            found += checks_in(source, piece, self.container, limits_of(piece, limits, self.container))
+            found += checks_in(source, piece, self.container, limits)
         return tuple(found)
 
 
@@ -201,7 +201,7 @@ def _file_record(part: DistributedFolder, file: str, tensors: Sequence[TensorRec
 
 
 def _is_table(listing: Listing, path: str) -> bool:
-    with _opened(listing, path) as source:
+    with closing(listing.open(path)) as source:
         try:
             return recognise(source) == "dcp"
         except NotACheckpoint:
@@ -219,7 +219,7 @@ def _require_streams(listing: Listing, part: DistributedFolder, container: Distr
         first = next((start for start in starts if start + _HEAD_BYTES <= container.sizes[file]), None)
         if first is None:
             continue
-        with _opened(listing, part.full(file)) as source:
+        with closing(listing.open(part.full(file))) as source:
             heads = [source.read(start, start + _HEAD_BYTES) for start in {0, first}]
         if any(head.endswith(b"{") for head in heads):
             raise UnsupportedContainer(source.path, "safetensors", "a safetensors file in a distributed checkpoint")
@@ -235,16 +235,16 @@ def _read_objects(
     last = {piece.name: piece for piece in container.metadata.pieces.of_objects()}
     whole = filter(container.is_whole, last.values())
     for file, own in groupby(sorted(whole, key=lambda piece: (piece.file, piece.span.start)), lambda piece: piece.file):
-        with _opened(listing, part.full(file)) as source:
+        with closing(listing.open(part.full(file))) as source:
             for piece in own:
-                yield from _read_object(source, piece, container, limits_of(piece, limits, container))
+                yield from _read_object(source, piece, container, limits)
 
 
 def _read_object(
     source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
 ) -> tuple[ArchiveFact, ...]:
     try:
-        container.objects[piece.name] = read_object(source, piece, limits)
+        container.objects[piece.name] = read_object(source, piece, container, limits)
     except DAMAGE:
         container.damaged.add(piece.name)
         return check_piece(source, piece, container, limits)
@@ -265,8 +265,8 @@ def check_pieces(
     def check(batch: _Batch) -> tuple[list[ArchiveFact], int]:
         """Facts about the pieces of a batch, and the bytes of the pieces; called in several threads."""
         file, own = batch
-        with _opened(listing, part.full(file)) as source:
-            found = [check_piece(source, piece, container, limits_of(piece, limits, container)) for piece in own]
+        with closing(listing.open(part.full(file))) as source:
+            found = [check_piece(source, piece, container, limits) for piece in own]
         return [*chain.from_iterable(found)], sum(piece.span.nbytes for piece in own)
 
     is_local = listing.form is None and not listing.is_remote
@@ -289,12 +289,3 @@ def _batches(container: DistributedCheckpoint) -> Iterator[_Batch]:
                 yield file, batch
                 batch, nbytes = [], 0
         yield file, batch
-
-
-@contextmanager
-def _opened(listing: Listing, path: str) -> Iterator[ByteSource]:
-    source = listing.open(path)
-    try:
-        yield source
-    finally:
-        source.close()

@@ -40,7 +40,7 @@ _OPERATIONS: Final = 1 << 20
 _PICKLE_BYTES: Final = 1 << 22
 
 
-def limits_of(piece: Piece, limits: Limits, container: DistributedCheckpoint) -> Limits:
+def _limits_of(piece: Piece, limits: Limits, container: DistributedCheckpoint) -> Limits:
     """Resource limits for one piece: all objects are in memory at once, and a few kilobytes inflate to many operations.
 
     A piece that is not compressed, as torch writes it, never needs more.
@@ -59,9 +59,13 @@ def check_piece(
     """Facts about damage in a piece that ends within its file, by its CRCs and by ``.metadata``."""
     record = f"{piece.file}/{piece.name}"
     try:
-        facts = _check_object(source, piece, limits) if piece.offsets is None else ()
-        if piece.offsets is not None:
-            stream = open_chunk(source, piece, limits)
+        if piece.offsets is None:
+            stored = open_object(source, piece, container, limits)
+            facts = () if stored is None else stored.check()
+            if stored is not None and not facts:
+                stored.read()
+        else:
+            stream = open_chunk(source, piece, container, limits)
             facts = stream.check()
             if not facts:
                 chunk_in(stream, source, piece, container, limits)
@@ -78,11 +82,11 @@ def checks_in(
     Arguments as of :func:`check_piece`.
     """
     if piece.offsets is None:
-        stream = open_object(source, piece, limits)
+        stream = open_object(source, piece, container, limits)
         if stream is not None:
             stream.read()
     else:
-        stream = open_chunk(source, piece, limits)
+        stream = open_chunk(source, piece, container, limits)
         chunk_in(stream, source, piece, container, limits)
     if stream is None or not stream.has_checksums():
         return ()
@@ -96,18 +100,10 @@ def checks_in(
     return ()
 
 
-def _check_object(source: ByteSource, piece: Piece, limits: Limits) -> tuple[ArchiveFact, ...]:
-    stored = open_object(source, piece, limits)
-    facts = () if stored is None else stored.check()
-    if stored is not None and not facts:
-        stored.read()
-    return facts
-
-
-def open_object(source: ByteSource, piece: Piece, limits: Limits) -> Container | None:
+def open_object(source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits) -> Container | None:
     """The ``torch.save`` of an object, which ends within the file; None if the object wrote its own bytes."""
     try:
-        return container_of(PartSource(source, piece.span), limits)
+        return container_of(PartSource(source, piece.span), _limits_of(piece, limits, container))
     except NotACheckpoint as error:
         tail = source.read(max(piece.span.start, piece.span.end - END_BYTES), piece.span.end)
         head = source.read(piece.span.start, min(piece.span.start + len(_ZIP), piece.span.end))
@@ -116,17 +112,18 @@ def open_object(source: ByteSource, piece: Piece, limits: Limits) -> Container |
     return None
 
 
-def read_object(source: ByteSource, piece: Piece, limits: Limits) -> ReadObject:
+def read_object(source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits) -> ReadObject:
     """Read an object; its pickle is left out if the object wrote its own bytes, or those of a tensor are not readable.
 
     Arguments and errors as of :func:`open_object`.
     """
     with naming(source.path):
-        stream = open_object(source, piece, limits)
+        stream = open_object(source, piece, container, limits)
         if stream is None or stream.placeholder:
             return ReadObject(None if stream is None else stream.name, None, {})
         machine = stream.read()
-        keys = _take_storages(stream, machine, piece.name, limits) if machine.persistents else {}
+        own = _limits_of(piece, limits, container)
+        keys = _take_storages(stream, machine, piece.name, own) if machine.persistents else {}
     return ReadObject(stream.name, None if keys is None else machine, keys or {})
 
 
@@ -150,13 +147,13 @@ def _take_storages(stream: Container, machine: Machine, name: str, limits: Limit
     return keys
 
 
-def open_chunk(source: ByteSource, piece: Piece, limits: Limits) -> Container:
+def open_chunk(source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits) -> Container:
     """The ``torch.save`` of a chunk.
 
     Arguments and errors as of :func:`open_object`.
     """
     try:
-        return container_of(PartSource(source, piece.span), limits)
+        return container_of(PartSource(source, piece.span), _limits_of(piece, limits, container))
     except NotACheckpoint as error:
         raise damaged_piece(source, piece, f"is {error.found}") from error
 
@@ -165,7 +162,8 @@ def chunk_in(
     stream: Container, source: ByteSource, piece: Piece, container: DistributedCheckpoint, limits: Limits
 ) -> tuple[TensorRecord, ...]:
     """The tensors in a piece: exactly one, unless ``.metadata`` lists no tensor with this chunk."""
-    expected, inventory = container.chunk_at(piece), build_inventory(stream, stream.read(), limits)
+    expected = container.chunk_at(piece)
+    inventory = build_inventory(stream, stream.read(), _limits_of(piece, limits, container))
     tensors = inventory.tensors
     found = [_spelled(one.dtype, one.shape) for one in tensors]
     if expected is not None and found != [_spelled(*expected)]:

@@ -33,6 +33,7 @@ _MOST_RECENT: Final = 8
 class _Whole(NamedTuple):
     """A tensor, or the storage of one file, whose bytes are all there."""
 
+    entry: TableEntry  # its row of the table
     chunks: Sequence[Placed]  # those with elements, each once
     storage: StoredBytes  # the bytes
 
@@ -67,8 +68,9 @@ class AssembledPart(OpenPart):
         del key
         part = self.members[placed.file]
         stored = part.storage(placed.key) if placed.key else None
-        is_there = stored is not None and (placed.local is None or extent_span(stored.span, placed.local) is not None)
-        return OpenChunk(stored, placed.local, part.inventory.container) if stored is not None and is_there else None
+        if stored is None or (placed.local is not None and extent_span(stored.span, placed.local) is None):
+            return None
+        return OpenChunk(stored, placed.local, part.inventory.container)
 
     def check_chunk(self, key: str, placed: Placed) -> None:
         """Raise CrcMismatch if the bytes of a chunk differ from their CRC."""
@@ -82,9 +84,7 @@ class AssembledPart(OpenPart):
         return () if found.is_storage else tuple(placed.chunk for placed in found.placed)
 
     def pieces(self, key: str) -> Sequence[Placed]:
-        """The chunks of a tensor with elements, with their replicas; empty if the tensor is incomplete."""
-        if self._whole(key) is None:
-            return ()
+        """The chunks of a tensor with elements, with their replicas."""
         return [placed for placed in self.entry(key).placed if placed.chunk.volume]
 
     def files_of(self, record: TensorRecord) -> frozenset[str]:
@@ -99,11 +99,10 @@ class AssembledPart(OpenPart):
     def storage(self, key: str) -> StoredBytes | None:
         """The elements of a tensor in order, as if they were contiguous, or the bytes of the storage of one file."""
         found = self._whole(key)
-        entry = self.entry(key)
-        if found is None or entry.is_storage:
+        if found is None or found.entry.is_storage:
             return None if found is None else found.storage
         # The places of the chunks take more memory than a row of the table: those of many tensors are found again.
-        return as_strided(_OfPart(self, key, entry)).storage
+        return as_strided(_OfPart(self, key, found.entry)).storage
 
     def require_sound(self, key: str) -> None:
         """Compare the chunks of a tensor with their CRCs, if they have any."""
@@ -156,7 +155,7 @@ class AssembledPart(OpenPart):
         if entry.is_storage:
             (placed,) = entry.placed
             stored = self.opened(key, placed)
-            return None if stored is None else _Whole([placed], stored.storage)
+            return None if stored is None else _Whole(entry, [placed], stored.storage)
         by_chunk: dict[Chunk, Placed] = {}
         for placed in entry.placed:
             if placed.chunk.volume:
@@ -176,7 +175,7 @@ class AssembledPart(OpenPart):
             own = cast("TensorRecord", local)
             return Strided(storage, own.dtype, own.shape, own.stride, own.storage_offset)
 
-        return _Whole(distinct, as_strided(Chunked(entry.shape, entry.dtype, chunks, load)).storage)
+        return _Whole(entry, distinct, as_strided(Chunked(entry.shape, entry.dtype, chunks, load)).storage)
 
 
 class _OfPart(LazyTensor):

@@ -85,7 +85,7 @@ class DanglingPointer(NamedTuple):
     newest: str  # the name with the highest number among the checkpoints of its folder; empty without any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class DirectoryInventory(Inventory):
     """Inventory of a directory or an archive, as one dict that maps the path of each file to its content.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager, nullcontext
-from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.models import CommandInfo
 
 from ckptmove.cli import completion, options
 from ckptmove.cli.config import load_config
@@ -27,8 +27,6 @@ from ckptmove.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from typer.models import CommandInfo
 
     from ckptmove.cli.config import Config
 
@@ -490,6 +488,4 @@ def _listed(command: CommandInfo) -> CommandInfo:
     def listed() -> None: ...
 
     listed.__name__, listed.__doc__ = getattr(command.callback, "__name__", ""), command.callback.__doc__
-    shown = copy(command)
-    shown.callback = listed
-    return shown
+    return CommandInfo(cls=command.cls, callback=listed, short_help=command.short_help)

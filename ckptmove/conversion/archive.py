@@ -99,6 +99,6 @@ class _Changes:
                 if self._held > zip_members.MOST_INFLATED_BYTES:
                     detail = f"member '{path:.80}' is compressed, and too large to move in memory ({nbytes:,} bytes)"
                     raise members.refusal(detail)
-                data = b"".join(blocks_of(container.source, segments, self._conversion.overflowed.append))
+                data = b"".join(map(bytes, blocks_of(container.source, segments, self._conversion.overflowed.append)))
                 self.segments[path] = (BytesSegment(data),)
                 self.inflated.append(path)

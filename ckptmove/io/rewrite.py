@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.io.at_once import Workers, go_on
 from ckptmove.io.contracts import (
-    CastSegment,
     CopySegment,
     FileBacked,
     FromSource,
@@ -104,8 +103,6 @@ def _sources(segments: Iterable[Segment]) -> Iterator[ByteSource]:
     for segment in segments:
         if isinstance(segment, FromSource):
             yield segment.source
-            yield from _sources((segment.segment,))
-        elif isinstance(segment, CastSegment):
             yield from _sources((segment.segment,))
         elif isinstance(segment, Summed):
             yield from _sources(segment.segments)

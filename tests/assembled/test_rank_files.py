@@ -415,14 +415,6 @@ def test_bytes_of_a_storage_outside_of_its_shard_are_not_compared(copy) -> None:
     assert not findings(folder, "F810")
 
 
-def test_a_shard_that_is_cut_off(copy, answers) -> None:
-    folder = copy("hsdp")
-    path = folder / "rank01.pt"
-    path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(DamagedArchive):
-        ckptmove.inspect(folder)
-
-
 def test_what_torch_does_not_load_is_named(copy, answers, make_odd, monkeypatch) -> None:
     folder = copy("hsdp")
     make_odd(folder / "rank00.pt")

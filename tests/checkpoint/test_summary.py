@@ -199,7 +199,7 @@ def test_a_step_that_cannot_be_read_is_unknown(tmp_path, monkeypatch) -> None:
 
     saved = {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"params": [0], "lr": 1e-3}]}
     torch.save(saved, tmp_path / "x.pt")
-    monkeypatch.setattr(FilePart, "bytes_of", fail)
+    monkeypatch.setattr(FilePart, "elements", fail)
     assert ckptmove.inspect(tmp_path / "x.pt").summary.step is None
 
 

@@ -17,10 +17,10 @@ from ckptmove.lazy import tensor as tensor_module
 from ckptmove.lazy.cast import Cast
 from ckptmove.lazy.chunked import Chunked, joined
 from ckptmove.lazy.geometry import extent_numel
-from ckptmove.lazy.stored import StoredBytes, Strided
+from ckptmove.lazy.stored import StoredBytes, Strided, as_strided, bytes_of_storage, stored_tensor
 from ckptmove.lazy.tensor import Elements, blocks
 from ckptmove.lazy.views import flat, permuted, reshaped, sliced, stacked
-from ckptmove.model import Span
+from ckptmove.model import Span, TensorRecord
 from ckptmove.torch_facts.dtypes import CASTABLE_FLOATS, COMPLEX_PARTS, ITEM_BYTES
 
 OTHER = {"little": "big", "big": "little"}[sys.byteorder]
@@ -202,3 +202,57 @@ def test_elements_are_those_of_torch(made, data) -> None:
         assert (
             Elements(lazy).read(first * lazy.item, last * lazy.item) == expected[first * lazy.item : last * lazy.item]
         )
+
+
+def held(values, byteorder=sys.byteorder):
+    """A strided tensor as it is in memory."""
+    data = bytes(values.untyped_storage())
+    if byteorder != sys.byteorder:
+        data = b"".join(data[at : at + 4][::-1] for at in range(0, len(data), 4))
+    storage = StoredBytes(Reads(data, into=False), Span(0, len(data)), byteorder)
+    return Strided(storage, "float32", tuple(values.shape), values.stride(), values.storage_offset())
+
+
+GRID = torch.arange(24.0).view(4, 6)
+BOXES = [((0, 3), (4, 3)), ((2, 0), (2, 3)), ((0, 0), (2, 3))]
+PARTS = [held(GRID[a : a + m, b : b + n].clone()) for (a, b), (m, n) in BOXES]
+#: A tensor of each kind of node, and the same of torch.
+NODES = {
+    "strided": (held(GRID, OTHER), GRID),
+    "turned": (held(GRID.t()), GRID.t()),
+    "chunked": (Chunked((4, 6), "float32", BOXES, PARTS.__getitem__), GRID),
+    "cast": (Cast(held(GRID), "float64"), GRID.double()),
+    "flat": (reshaped(held(GRID.t()), (3, 8)), GRID.t().reshape(3, 8)),
+}
+OPERATIONS = {
+    "permuted": lambda lazy, values: (permuted(lazy, (1, 0)), values.t()),
+    "sliced": lambda lazy, values: (sliced(lazy, (1, 2), (2, 2)), values[1:3, 2:4]),
+    "reshaped": lambda lazy, values: (reshaped(lazy, (2, 3, 4)), values.reshape(2, 3, 4)),
+    "flat": lambda lazy, values: (flat(lazy, 5, 9), values.reshape(-1)[5:14]),
+    "all flat": lambda lazy, values: (flat(lazy), values.reshape(-1)),
+    "joined": lambda lazy, values: (joined([lazy, lazy], 1), torch.cat([values, values], 1)),
+    "stacked": lambda lazy, values: (stacked([lazy, lazy], 1), torch.stack([values, values], 1)),
+}
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_each_operation_on_each_node(node) -> None:
+    for name, operation in OPERATIONS.items():
+        lazy, values = operation(*NODES[node])
+        expected = raw(values, lazy.dtype)
+        assert (lazy.shape, b"".join(map(bytes, blocks(lazy)))) == (tuple(values.shape), expected), name
+        for at in range(lazy.numel):  # each element of each chunk on its own
+            assert Elements(lazy).read(at * lazy.item, (at + 1) * lazy.item) == expected[at * lazy.item :][: lazy.item]
+
+
+def test_the_elements_of_a_tensor_can_be_a_storage_of_a_tensor() -> None:
+    lazy = NODES["chunked"][0]
+    assert bytes_of_storage(as_strided(lazy).storage) is lazy
+    swapped = StoredBytes(Elements(lazy, OTHER), Span(0, 96), OTHER)
+    assert b"".join(map(bytes, blocks(bytes_of_storage(swapped)))) == raw(GRID, "float32", OTHER)
+    record = TensorRecord("w", "model", "cpu", "float32", (4, 6), (6, 1), "0", 0, 96)
+    assert stored_tensor(as_strided(lazy).storage, record) is lazy
+    assert b"".join(map(bytes, blocks(stored_tensor(swapped, record)))) == raw(GRID, "float32")
+    for changes in ({"shape": (6, 4), "stride": (1, 6)}, {"dtype": "int32"}):
+        assert isinstance(stored_tensor(swapped, record._replace(**changes)), Strided)
+    assert stored_tensor(swapped, record._replace(storage_offset=1)) is None

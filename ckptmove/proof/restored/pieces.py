@@ -76,11 +76,12 @@ def compare_pieces(
     """Compare each loaded chunk of a tensor with the assembled tensor.
 
     Returns:
-        Whether torch was to load a file with a part of it.
+        Whether torch was to load a file with a part of it, if it has any.
     """
     key = cast("str", part.own_key(record))  # a tensor without a storage has no values
-    is_loaded = False
-    for placed in part.pieces(key):
+    chunks = part.pieces(key)
+    is_loaded = not chunks  # a tensor without elements has nothing to load
+    for placed in chunks:
         file = loaded.of_rank(part.members[placed.file]) if part.members else None
         if file is not None and not _is_loaded(file, placed.file, tally):
             continue

@@ -210,17 +210,6 @@ def test_moments_without_a_device_are_not_elsewhere(distributed, build, tmp_path
 # --- several ranks ----------------------------------------------------------------------------------------------------
 
 
-def test_a_tensor_in_two_files_is_held_against_both(distributed, tmp_path, answers):
-    model, _ = training()
-    tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
-    found = answers(in_halves(distributed, tmp_path / "run", tensors))
-    assert found["restore"]["status"] == "passed"
-    evidence = found["restore"]["evidence"]
-    assert (evidence["compared"], evidence["bytes"], evidence["differing"]) == (4, 236, 0)
-    assert "8 pieces" in found["restore"]["detail"]
-    assert found["step"]["status"] == "skipped"
-
-
 def share(distributed, folder):
     """A checkpoint of two ranks, each with a part of the model."""
     model, optimizer = training(((3, 3), (3, 3)))
