@@ -7,6 +7,7 @@ import zlib
 import pytest
 
 from ckptmove.formats.contract import ReadOnlyFormat
+from ckptmove.formats.facts import facts_of
 from ckptmove.io.contracts import CastSegment, CopySegment, InflateSegment
 from ckptmove.io.segments import blocks_of, length
 
@@ -97,7 +98,7 @@ def test_with_the_same_pickle_the_file_is_the_same(opened):
 
 def test_a_format_that_is_only_read_refuses_every_change(read_only):
     own, (storage, *_) = read_only.container.object_pickle(), read_only.storages()
-    assert not read_only.container.is_written
+    assert not facts_of(read_only.container.name).is_written
     for change in (
         lambda: read_only.container.lay_out(own + b".", {}),
         lambda: read_only.container.lay_out(own, {storage.key: ("float64", "float32")}),

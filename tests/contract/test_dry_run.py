@@ -13,6 +13,7 @@ import pytest
 import ckptmove
 from ckptmove.api.failures import failure_of
 from ckptmove.errors import CkptMoveError
+from ckptmove.formats.facts import facts_of
 from ckptmove.io import segments
 
 SAMPLES = Path(__file__).parents[2] / "sample_ckpts"
@@ -65,13 +66,13 @@ def in_a_tar(path, data):
 @pytest.mark.unmeasured
 @pytest.mark.parametrize("place", [alone, in_a_directory, in_a_zip, in_a_tar])
 def test_a_file_that_is_cut_off_is_refused_by_both(opened, tmp_path, place):
-    data, kind = opened.path.read_bytes(), type(opened.container)
+    data, facts = opened.path.read_bytes(), facts_of(opened.container.name)
     codes = []
     for share in SHARES if place is alone else SHARES[1::4]:
         dry, real = answers(place(tmp_path / "made.pt", data[: int(len(data) * share)]))
         assert dry == real, share
         codes.append(real[0])
-    is_written = kind.is_written or (bool(kind.rewritten_as) and place is alone)
+    is_written = facts.is_written or (bool(facts.rewritten_as) and place is alone)
     assert codes[-1] == (0 if is_written else 4)
     assert 3 in codes
 
