@@ -119,6 +119,25 @@ class OtherContent:
                 self.changed.append(Change(mine.full_name(name), "object", _digest(before), _digest(after)))
         if not objects.keeps_less:
             self.changed += _tree_changes(mine, other, objects, sites)
+        self.changed += self._of_ranks(mine, other)
+
+    def _of_ranks(self, mine: OpenPart, other: OpenPart) -> Iterator[Change]:
+        """Differences of files of ranks that the tree of the part lacks: their devices, and objects of later ranks."""
+        if not mine.members or not other.members:
+            return
+        if not self._devices_count or len(mine.members) != len(other.members):
+            self.notes.append("files of ranks: only the first one was compared in anything but its tensors")
+            return
+        unlike = sorted({*mine.differing, *other.differing})
+        if unlike:
+            self.notes.append(
+                f"only those of the first rank were compared, because ranks differ: {some(unlike, _SHOWN)}"
+            )
+        for ours, theirs in zip(mine.rows, other.rows, strict=True):
+            if ours.devices != theirs.devices:
+                yield Change(ours.path, "device", ", ".join(ours.devices), ", ".join(theirs.devices))
+        for one, two in [*zip(mine.members.values(), other.members.values(), strict=True)][1:]:
+            yield from _tree_changes(one, two, ObjectComparison(one, two, ()), ((), ()))
 
     def _following(self, part: OpenPart) -> Collection[int]:
         """Sites in the pickle of a part that are not compared, because they follow the device."""

@@ -604,6 +604,26 @@ def test_the_new_file_does_not_differ_from_the_folder(saved, tmp_path) -> None:
         assert found.exit_code == 0, (words, found.output)
 
 
+def test_files_of_later_ranks_are_compared_with_their_counterparts(saved, copy, tmp_path) -> None:
+    other = copy("strided")
+    assert ckptmove.diff(saved / "strided", other).same
+    edit(other / "rank01.pt", lambda tree: tree.update(later=7))
+    (change,) = ckptmove.diff(saved / "strided", other).changed
+    assert (change.name, change.what) == ("rank01.pt.later", "object")
+    ckptmove.convert(saved / "strided", to="cuda:0", output=tmp_path / "moved")
+    found = ckptmove.diff(saved / "strided", tmp_path / "moved")
+    moved = [(one.name, one.source, one.target) for one in found.changed if one.what == "device"]
+    assert moved == [(path.name, "cpu", "cuda:0, cpu") for path in sorted(other.glob("rank*"))]  # `step` stays
+
+
+def test_what_is_not_compared_of_later_ranks_is_said(saved, tmp_path) -> None:
+    (note,) = [one for one in ckptmove.diff(saved / "hsdp", saved / "hsdp").notes if "rng" in one]
+    assert "first rank" in note
+    fewer = shutil.copytree(saved / "hsdp", tmp_path / "fewer")
+    (fewer / "rank03.pt").unlink()
+    assert any("only the first one" in one for one in ckptmove.diff(saved / "hsdp", fewer).notes)
+
+
 @pytest.mark.parametrize("where", ["local", "remote"])
 def test_each_tree_of_the_part_has_the_same_keys(saved, where) -> None:
     folder = str(saved / "strided")
