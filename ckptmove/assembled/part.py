@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ckptmove.assembled.table import Placed, TableEntry
     from ckptmove.formats.chunks import Chunk
     from ckptmove.io.contracts import ByteSource, Progress
-    from ckptmove.lazy.tensor import Elements
     from ckptmove.model import ArchiveFact, Span, TensorRecord
 
 #: Tensors that each thread keeps the places of: a parameter and its moments are read in turn.
@@ -36,6 +35,7 @@ class _Whole(NamedTuple):
     entry: TableEntry  # its row of the table
     chunks: Sequence[Placed]  # those with elements, each once
     storage: StoredBytes  # the bytes
+    tensor: LazyTensor | None = None  # the tensor; None for the storage of one file
 
 
 class _Recent(local):
@@ -137,7 +137,7 @@ class AssembledPart(OpenPart):
 
     def tensor(self, key: str) -> LazyTensor:
         """A tensor that is complete."""
-        return cast("Elements", cast("_Whole", self._whole(key)).storage.source).tensor
+        return cast("LazyTensor", cast("_Whole", self._whole(key)).tensor)
 
     def _whole(self, key: str) -> _Whole | None:
         """All bytes of a key; None if some are missing or damaged. The last ones of each thread are kept."""
@@ -175,7 +175,8 @@ class AssembledPart(OpenPart):
             own = cast("TensorRecord", local)
             return Strided(storage, own.dtype, own.shape, own.stride, own.storage_offset)
 
-        return _Whole(entry, distinct, as_strided(Chunked(entry.shape, entry.dtype, chunks, load)).storage)
+        tensor = Chunked(entry.shape, entry.dtype, chunks, load)
+        return _Whole(entry, distinct, as_strided(tensor).storage, tensor)
 
 
 class _OfPart(LazyTensor):

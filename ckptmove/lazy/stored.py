@@ -55,7 +55,7 @@ def stored_tensor(storage: StoredBytes, record: TensorRecord) -> LazyTensor | No
     """A dense tensor of a storage; None if some of its elements are past the end."""
     whole = _whole(storage)
     is_whole = whole is not None and (record.dtype, record.shape) == (whole.dtype, whole.shape)
-    if is_whole and is_contiguous(record.shape, record.stride):
+    if is_whole and not record.storage_offset and is_contiguous(record.shape, record.stride):
         return whole
     tensor = Strided(storage, record.dtype, record.shape, record.stride, record.storage_offset)
     reached = record.storage_offset + extent_numel(record.shape, record.stride)

@@ -31,9 +31,10 @@ class LazyTensor(ABC):
 
     @abstractmethod
     def read_into(self, first: int, memory: memoryview) -> None:
-        """Read elements from ``first`` on, counted in torch's order, until the memory is full: of one or more.
+        """Read elements from ``first`` on, counted in torch's order, until the memory is full.
 
-        They have the byte order of this machine. Errors are those of the sources. Threads may read at the same time.
+        The memory has room for one element or more. Elements have the byte order of this machine. Errors are those of
+        the sources. Threads may read at the same time.
         """
 
     @property

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _ATOMS: Final = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
 #: Functions that return a dict of tensors more often than a tensor.
 LOADS: Final = frozenset({"load", "load_file"})
+#: Functions that draw random numbers from the generator of the device that they are given.
+_RANDOM: Final = frozenset({"normal", "rand", "randint", "randn", "randperm"})
 #: Methods that move a tensor.
 MOVES: Final = frozenset({"to", "cuda"})
 
@@ -234,8 +236,9 @@ def on_device(path: str, call: ast.Call, device: str) -> tuple[ast.expr, str]:
     given = _given_device(call)
     if given is not None:
         return given, device
-    if _has(call, None):
-        return call, with_to(path, call, device)  # `**options` may contain the device
+    # `**options` may contain the device, and the generator of another device draws other numbers.
+    if _has(call, None) or (callee(call) in _RANDOM and not _has(call, "generator")):
+        return call, with_to(path, call, device)
     more = ", " * bool(call.args or call.keywords) + f"device={device})"
     return call, text_of(path, call)[:-1].rstrip(" ,") + more
 
