@@ -155,6 +155,7 @@ LINES = {
             "x = x + torch.ones(6, device='cuda:7' if device.type == 'cuda' else 'cpu')",
             "x = x + torch.ones(6, device=device)",
         ),
+        ("x = x + torch.rand(6)", "x = x + torch.rand(6).to(device)"),
         ("x = x.to('cpu')", "x = x"),
         ("y = (y + 1).cpu() * 2", "y = (y + 1) * 2"),
     ],
