@@ -46,6 +46,10 @@ def test_the_package_hands_out_the_use_cases() -> None:
         _ = ckptmove.train
 
 
+def test_every_public_name_is_there() -> None:
+    assert all(getattr(ckptmove, name).__name__ == name for name in ckptmove.__all__)
+
+
 def test_the_package_lists_the_use_cases_before_they_are_used() -> None:
     code = "import ckptmove; print(*dir(ckptmove))"
     listed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout

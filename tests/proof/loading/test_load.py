@@ -291,7 +291,8 @@ def test_without_other_changes_no_module_for_them_is_imported() -> None:
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     rooms = ("ckptmove.checkpoint.inventory", "ckptmove.conversion", "ckptmove.moves", "ckptmove.proof")
     needed = {
-        "ckptmove.checkpoint.inventory", "ckptmove.checkpoint.inventory.storages", "ckptmove.proof",
+        "ckptmove.checkpoint.inventory", "ckptmove.checkpoint.inventory.apart",
+        "ckptmove.checkpoint.inventory.storages", "ckptmove.proof",
         "ckptmove.proof.loading", *(f"ckptmove.proof.loading.{name}" for name in LOADING),
         "ckptmove.proof.machine",
         "ckptmove.proof.tensors", "ckptmove.proof.tensors.dtypes",
