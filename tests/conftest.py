@@ -31,7 +31,6 @@ UNMEASURED = ("crash/", "e2e/")
 #: Tests that take milliseconds: the quick set has each of their parameters, and one of those of other tests.
 CHEAP = (
     "api/",
-    "assembled/",
     "checkpoint/",
     "cli/render/",
     "cli/test_config.py",
@@ -46,14 +45,10 @@ CHEAP = (
     "lazy/",
     "opening/",
     "pickles/",
-    "proof/",
     "simulation/test_mps.py",
     "torch_facts/",
-    "training/case/test_check.py",
     "training/case/test_options.py",
     "training/case/test_parts.py",
-    "training/case/test_restore_parts.py",
-    "training/case/test_taken.py",
     "training/code/",
 )
 # How long an example takes depends on what else the machine does.

@@ -54,7 +54,7 @@ def raising(device):
 """
 FIXED = {
     "train.py": SCRIPT.replace("    return criterion", "    targets = targets.to(device)\n        return criterion"),
-    "noise.py": NOISE.replace("randn(4, 3)", "randn(4, 3, device=x.device)"),
+    "noise.py": NOISE.replace("randn(4, 3)", "randn(4, 3).to(x.device)"),
 }
 WORDS = ("verify", "mine.pth", "--to", "cuda:0", "--case", "train.py:case", "--fix")
 

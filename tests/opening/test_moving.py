@@ -348,10 +348,10 @@ def test_a_file_that_fails_ends_those_that_are_being_written(build, monkeypatch,
     before = snapshot(folder.parent)
     first, begun = Lock(), Event()
 
-    def write(source, segments, sink, path, progress, *_):
+    def write(source, segments, sink, progress, *_):
         if first.acquire(blocking=False):
             begun.wait()
-            raise CrcMismatch(path, "x")
+            raise CrcMismatch(source.path, "x")
         begun.set()
         while True:  # until it gets the end message
             progress(0, 1)
