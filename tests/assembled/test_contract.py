@@ -228,6 +228,7 @@ def test_a_copy_is_the_same_checkpoint(folder, kind, files, tmp_path):
     assert ckptmove.diff(folder, tmp_path / "copy").same, result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hsdp", "strided", "fsdp1_sharded", "zero"], indirect=True)
 def test_an_archive_of_it_is_the_same_checkpoint(folder, whole, tmp_path):
     with zipfile.ZipFile(tmp_path / "run.zip", "w") as archive:

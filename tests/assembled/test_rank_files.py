@@ -521,6 +521,7 @@ def test_what_cannot_be_assembled_stays_a_file_of_its_own(copy) -> None:
 # --- weights only -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_fix_of_s701_loads_the_file(saved) -> None:
     (finding,) = findings(saved / "strided", "S701")
     assert finding.severity == "info"

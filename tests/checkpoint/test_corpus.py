@@ -160,6 +160,7 @@ def test_a_stream_there_and_back(name, tmp_path):
         assert (tmp_path / "back").read_bytes() == source.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SCRIPTS if "foo1" not in name])
 def test_a_script_there_and_back(name, tmp_path):
     source, away = CORPUS / name, tmp_path / "away"

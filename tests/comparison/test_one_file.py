@@ -87,6 +87,7 @@ def test_a_directory_that_no_file_can_hold_is_compared_file_by_file(tmp_path):
     assert not ckptmove.diff(folder, tmp_path / "one.pth").same
 
 
+@pytest.mark.slow
 def test_verify_compares_with_a_directory_in_a_fork(folder, tmp_path):
     """In a process without torch, ``verify`` forks after the comparison with the trees of the original has begun."""
     new = tmp_path / "run.pth"

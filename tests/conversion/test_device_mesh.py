@@ -90,6 +90,7 @@ def test_each_dtensor_is_one_parameter(folder):
     assert [one.name for _, one in pairing.matches] == ["model.a.weight", "model.b.weight", "model.c.weight"]
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("weights_only", [True, False])

@@ -71,6 +71,7 @@ def test_one_mutant_of_each_kind_that_fits():
     assert "x" in found["input"].names
 
 
+@pytest.mark.slow
 def test_every_kind_fits_some_script():
     kinds = set()
     for path in SCRIPTS:

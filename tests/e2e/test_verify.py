@@ -160,6 +160,7 @@ def test_what_cannot_be_asked():
         verify(SAMPLES / "adamw-cuda3.pth", against="nowhere.pth")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("started_children")
 def test_an_optimizer_of_the_folder_at_hand_is_stepped(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text("import torch\n\nclass Mine(torch.optim.SGD):\n    pass\n")

@@ -34,6 +34,7 @@ def found(folder):
     return [(one.code, one.severity.value) for one in ckptmove.inspect(str(folder)).findings if one.code[:2] == "O2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stored", "more", "expected"),
     [

@@ -94,6 +94,7 @@ def test_the_start_of_a_longer_file_may_be_a_pickle():
     assert not is_one(b"no pickle", is_cut=True)
 
 
+@pytest.mark.slow
 def test_no_text_of_this_package_is_one():
     top = Path(ckptmove.__file__).parents[1]
     files = [path for ending in ("py", "md", "json", "toml") for path in top.glob(f"*/**/*.{ending}")][:2000]

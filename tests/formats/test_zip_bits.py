@@ -44,6 +44,7 @@ def is_told(path):
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [b"data.pkl", b"byteorder", b"0", b"end records"])
 def test_no_bit_that_torch_minds_passes(record, tmp_path):
     saved = io.BytesIO()

@@ -52,6 +52,7 @@ def columns(source, *, transposed):
     return Chunked((SIDE, SIDE), "float32", boxes, lambda place: matrix(source, SIDE, width, transposed=transposed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

@@ -150,6 +150,7 @@ def ended(make, tmp_path):
 BEGUN = "import threading, time\nthreading.Thread(target=time.sleep, args=(3000,)).start()\n"
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_a_thread_of_the_users(ended):
     answers, code = ended(f"{BEGUN}case = None\n")
     assert (code, "case" in answers.unusable) == (0, True)
@@ -170,6 +171,7 @@ def test_the_last_line_of_what_ended_the_worker_is_told():
     assert " code 1: json." in answers.checks["restore"].detail
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_what_the_user_has_left_to_do_at_the_end_is_done(ended, tmp_path):
     kept = f"import tempfile\nkept = tempfile.TemporaryDirectory(dir={str(tmp_path)!r}, prefix='left-')\n"

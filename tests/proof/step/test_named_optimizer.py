@@ -617,6 +617,7 @@ def test_what_may_name_one(name):
     check_override(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -91,6 +91,7 @@ def test_the_case_passes_after_the_command(file, saved, stored, option, value, t
     assert check_of(moved, f"{file}:body").status == "passed"
 
 
+@pytest.mark.slow
 def test_a_prefix_in_the_file_alone_needs_no_command(file, saved):
     assert check_of(saved("net"), f"{file}:bare").status == "passed"
 

@@ -168,6 +168,7 @@ def test_faults_of_the_checks_are_kept(ranks):
     assert ranks.codes == {0: 1, 1: 1}
 
 
+@pytest.mark.slow
 def test_the_timeout_names_the_rank_that_the_others_wait_for(ranks):
     def late(*, waits):
         return {"fact": {"late": {"check": "case", "where": " at train.py:7", "waits": waits}}}

@@ -103,6 +103,7 @@ if not args.resume:
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("skip_what_this_torch_cannot_simulate")
 @pytest.mark.parametrize("library", SCRIPTS)
 def test_the_trainer_of_a_library_resumes(tmp_path, monkeypatch, library):

@@ -66,6 +66,7 @@ def test_hostile_text_stays_text(browser, entry, page_of, finding) -> None:
     assert shown.run("document.documentElement.scrollWidth") == 1400
 
 
+@pytest.mark.slow
 @pytest.mark.unmeasured
 def test_a_table_of_many_rows_is_searched_sorted_and_scrolled(browser, entry, page_of) -> None:
     shown = browser(page_of(entry([*tensors(100_000)])))
