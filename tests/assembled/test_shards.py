@@ -97,6 +97,7 @@ def test_next_to_other_checkpoints(shards):
     torch.save({"optimizer": 1}, shards / "extra.pt")
     inventory = ckptmove.inspect(shards).inventory
     assert {file.path for file in inventory.files} == {path.name for path in shards.iterdir()}
+    assert {file.roles for file in inventory.files if file.path.startswith("shard-")} == {("model",)}
 
 
 def test_every_piece_is_compared(shards):

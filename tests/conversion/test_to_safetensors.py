@@ -344,6 +344,7 @@ def test_a_training_checkpoint_is_refused_with_the_key_of_its_state_dict(path) -
     torch.save({"epoch": 3, "state_dict": nn.Linear(2, 2).state_dict(), "ema": nn.Linear(2, 2).state_dict()}, path)
     error = refused(path)
     assert [key for key, _ in error.entries] == ["epoch", "state_dict", "ema"]
+    assert [found for _, found in error.entries[1:]] == ["a dict"] * 2  # no objects
     assert error.root == "state_dict"
 
 
