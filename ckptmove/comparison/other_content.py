@@ -126,13 +126,11 @@ class OtherContent:
         if not mine.members or not other.members:
             return
         if not self._devices_count or len(mine.members) != len(other.members):
-            self.notes.append("files of ranks: only the first one was compared in anything but its tensors")
+            self.notes.append("files of ranks: sharded tensors were compared, and of the rest that of the first rank")
             return
         unlike = sorted({*mine.differing, *other.differing})
         if unlike:
-            self.notes.append(
-                f"only those of the first rank were compared, because ranks differ: {some(unlike, _SHOWN)}"
-            )
+            self.notes.append(f"differs between ranks, compared for the first rank only: {some(unlike, _SHOWN)}")
         for ours, theirs in zip(mine.rows, other.rows, strict=True):
             if ours.devices != theirs.devices:
                 yield Change(ours.path, "device", ", ".join(ours.devices), ", ".join(theirs.devices))

@@ -58,7 +58,7 @@ def test_a_call_goes_on_after_the_last_item():
 
     def call(item):
         for _ in range(100):
-            time.sleep(0.001)  # the other thread comes to the end of the items
+            time.sleep(0.001)  # the other thread finds no item meanwhile
             go_on()
         called.append(item)
 
