@@ -89,7 +89,7 @@ def test_a_healthy_script_and_a_bug_that_its_fix_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(device_bugs, "_FOLDER", tmp_path)
     rows = [device_bugs.run(task) for task in (("regression", "healthy"), ("regression", "noise"))]
     assert [(row.status, row.named, row.runs) for row in rows] == [("passed", False, 1), ("failed", True, 2)]
-    assert "device=" in rows[1].fixes
+    assert ".to(device)" in rows[1].fixes
     table = device_bugs.summary(rows)
     assert "| **all** | 1 | 1 | 1 | 1 |" in table
     assert "1 of 1 healthy scripts pass" in table
