@@ -139,7 +139,7 @@ def survey(
 
 
 class LoadedTensors:
-    """Source of the tensors that ``torch.load`` returned; releases their pages after use."""
+    """Source of the tensors that ``torch.load`` returned; releases the pages of one when the next is asked for."""
 
     def __init__(self, loaded: LoadedFiles, stored: StoredTensors, inventory: Inventory, instead: TensorSource) -> None:
         """Index the loaded tensors.
@@ -154,6 +154,8 @@ class LoadedTensors:
         self._instead = instead
         self._places = places(inventory)
         self._pages = PagesOfFiles(loaded.mapped & stored.native)
+        #: The file, the address, the offset and the size of the last tensor.
+        self._last: tuple[str, int, int, int] | None = None
 
     def tensor(self, record: TensorRecord, window: Window | None = None) -> torch.Tensor:
         """The tensor of a record, or a run of its elements; it must not be written to."""
@@ -168,8 +170,10 @@ class LoadedTensors:
         found = found if window is None else window.cut(found)
         if place is None:  # torch inflates or decodes it
             return found
+        if self._last is not None:
+            self._pages.seen(*self._last)
         start = place.span.start + found.data_ptr() - tensor.data_ptr()
-        self._pages.seen(place.file, found.data_ptr(), start, raw_bytes(found).nbytes)
+        self._last = place.file, found.data_ptr(), start, raw_bytes(found).nbytes
         return found
 
 
