@@ -434,13 +434,6 @@ def test_what_cannot_be_opened_is_not_loaded(tmp_path) -> None:
     assert not loads(str(tmp_path / "absent.pt"), Limits())
 
 
-def test_a_directory_of_several_checkpoints_is_not_loaded(tmp_path) -> None:
-    for number in (1, 2):
-        (tmp_path / f"checkpoint-{number}").mkdir()
-        torch.save({"weight": WEIGHT}, tmp_path / f"checkpoint-{number}" / "pytorch_model.bin")
-    assert not loads(str(tmp_path), Limits())
-
-
 def test_shards_of_tensors_become_one_file(tmp_path) -> None:
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
