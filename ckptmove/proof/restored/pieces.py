@@ -15,11 +15,11 @@ from ckptmove.checkpoint.elements import extent_span
 from ckptmove.formats.facts import facts_of
 from ckptmove.io.part import PartSource
 from ckptmove.proof.checks import Joined, Offenders
+from ckptmove.proof.equality import other_form, same_bits
 from ckptmove.proof.restored.byte_source_file import as_file
 from ckptmove.proof.restored.loaded import load, load_tensor
 from ckptmove.proof.restored.pages import PageRelease
 from ckptmove.proof.tensors.dtypes import dtype_of
-from ckptmove.proof.tensors.stored import same_bits
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
@@ -173,8 +173,4 @@ def _fault(values: torch.Tensor, theirs: list[torch.Tensor], dtype: str, sizes: 
     """How the loaded chunk differs from its part of the tensor; empty if it does not."""
     if len(theirs) != 1:
         return f"{len(theirs)} tensors of its name" if theirs else "no tensor"
-    if theirs[0].dtype != dtype_of(dtype):
-        return f"dtype {theirs[0].dtype} in place of {dtype}"
-    if tuple(theirs[0].shape) != sizes:
-        return f"shape {tuple(theirs[0].shape)} in place of {sizes}"
-    return "" if same_bits(values, theirs[0]) else "other bits"
+    return other_form(theirs[0], dtype_of(dtype), sizes) or ("" if same_bits(values, theirs[0]) else "other bits")

@@ -13,11 +13,12 @@ import torch
 
 from ckptmove.lazy.geometry import extent_numel
 from ckptmove.proof.checks import Joined, Offenders, failed, passed, skipped
+from ckptmove.proof.equality import other_form, same_integers
 from ckptmove.proof.processes.shares import ONE_PROCESS
 from ckptmove.proof.restored.pages import PagesOfFiles
 from ckptmove.proof.restored.pieces import PiecesTally, compare_pieces, load_objects
 from ckptmove.proof.tensors.dtypes import dtype_of
-from ckptmove.proof.tensors.stored import same_integers, without_padding
+from ckptmove.proof.tensors.stored import without_padding
 from ckptmove.text import amount, quoted, some
 
 if TYPE_CHECKING:
@@ -242,14 +243,8 @@ def _unlike(record: TensorRecord, alike: Sequence[torch.Tensor]) -> str:
     """How the form of the first of the loaded tensors differs, as text that follows its name; empty if it does not."""
     if not alike:
         return " is missing"
-    for what, stored, got in (
-        ("dtype", dtype_of(record.dtype), alike[0].dtype),
-        ("shape", record.shape, tuple(alike[0].shape)),
-        ("stride", record.stride, tuple(alike[0].stride())),
-    ):
-        if stored != got and record.kind != "storage":
-            return f": {what} {got} in place of {stored}"
-    return ""
+    form = other_form(alike[0], dtype_of(record.dtype), record.shape, record.stride)
+    return f": {form}" if form and record.kind != "storage" else ""
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,8 +19,8 @@ from ckptmove.checkpoint.entries import entries
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, string_keys
 from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.pickles.tree import Node, Sequence
+from ckptmove.proof.equality import has_values
 from ckptmove.proof.step.trial import STEP_ERRORS
-from ckptmove.proof.tensors.stored import same_bits
 from ckptmove.training.case.options import is_equal
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Taking:
             return False
         values, stored = self._place.to_cpu(now), self._tensor(record)
         with torch._C.DisableTorchFunction():  # the record of the script's calls would keep the intermediate tensors
-            return is_same(values, stored)
+            return has_values(values, stored)
 
 
 def accepts(receiver: object, part: StoredPart) -> bool:
@@ -239,11 +239,6 @@ def not_taken(who: str, left: Collection[StoredPart], parts: Iterable[StoredPart
     named = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
     verb, what = ("is", "does not restore it") if len(names) == 1 else ("are", "restores none of them")
     return [f"{named} {verb} in the file; {who} {what}"]
-
-
-def is_same(now: torch.Tensor, stored: torch.Tensor) -> bool:
-    """Whether a tensor has the stored values, in its own dtype, bit for bit."""
-    return same_bits(now.detach(), stored.detach().to(now.dtype))
 
 
 class _Members:

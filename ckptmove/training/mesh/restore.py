@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_in_place
 
 from ckptmove.formats.chunks import Chunk
 from ckptmove.model import OPAQUE
-from ckptmove.proof.tensors.stored import bits
+from ckptmove.proof.equality import difference
 from ckptmove.text import some
 from ckptmove.training.mesh.reader import ParsedReader, SafePlanner
 from ckptmove.training.mesh.stored import Slice, shards_of
@@ -120,9 +120,9 @@ def compare(subject: Subject, stored: StoredState) -> RestoredRank:
         if mine.numel() and not isinstance(where, Slice):
             chunks = stored.chunks(key)
             is_moved = is_moved or (bool(chunks) and Chunk(*where) not in chunks)
-        fault = _difference(mine, stored.region(key, where))
-        if fault:
-            faults.append(f"{key} {fault}")
+        apart = difference(mine, stored.region(key, where))
+        if apart:
+            faults.append(f"{key} differs from the checkpoint{apart}")
     faults += (f"{key} was not restored into the optimizer" for key in sorted(_expected(subject, stored) - seen))
     return RestoredRank(faults, shards, elements, is_moved)
 
@@ -132,13 +132,6 @@ def _expected(subject: Subject, stored: StoredState) -> set[str]:
     held = (one for one in subject.parameters.values() if one.numel() or id(one) not in subject.slices)
     stems = tuple(subject.state_key(one, "") for one in held)
     return {key for key in stored.tensors if key.startswith(stems)} if stems else set()
-
-
-def _difference(mine: torch.Tensor, theirs: torch.Tensor) -> str:
-    if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
-        return f"is {mine.dtype} {tuple(mine.shape)}, stored as {theirs.dtype} {tuple(theirs.shape)}"
-    count = int((bits(mine.contiguous()) != bits(theirs)).sum())
-    return f"differs from the checkpoint in {count:,} of {mine.numel():,} elements" if count else ""
 
 
 def option_faults(subject: Subject, stored: StoredState) -> tuple[list[str], int]:

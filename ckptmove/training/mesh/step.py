@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
-from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from ckptmove.proof.equality import difference
 from ckptmove.proof.restored.numbers import comparable
 from ckptmove.proof.step.moments import contradiction
-from ckptmove.proof.step.trial import TOLERANCES
-from ckptmove.proof.tensors.stored import bits
 from ckptmove.torch_facts.optimizers import is_elementwise, is_moment, magnitudes
 from ckptmove.training.mesh.stored import local
 
@@ -215,9 +213,9 @@ def _compare(
     found.parameters += 1
     for one, reference in expected.items():
         found.elements += reference.numel()
-        fault = _difference(whole[one], reference, exact=exact and not group.get("fused"))
-        if fault:
-            found.faults.append(f"{names.get(one, key)} {fault}")
+        apart = difference(whole[one], reference, exact=exact and not group.get("fused"))
+        if apart:
+            found.faults.append(f"{names.get(one, key)} differs from a single process{apart}")
     found.anew += not state and any(is_moment(kind.__name__, one, expected[one].shape) for one in expected if one)
     has_state = any(is_moment(kind.__name__, one, value.shape) and bool(value.any()) for one, value in state.items())
     if has_state and not torch.equal(expected[""], stored.region(key)):
@@ -240,15 +238,6 @@ def _single_step(
     optimizer.step()
     after = {key: value for key, value in optimizer.state[parameter].items() if isinstance(value, torch.Tensor)}
     return {"": parameter.detach(), **after}
-
-
-def _difference(value: torch.Tensor, reference: torch.Tensor, *, exact: bool) -> str:
-    apart = int((bits(value.contiguous()) != bits(reference)).sum())
-    relative, absolute = TOLERANCES.get(value.dtype, (0.0, 0.0))
-    if not apart or (not exact and torch.allclose(value, reference, rtol=relative, atol=absolute, equal_nan=True)):
-        return ""
-    gap = float((value.to(torch.float64) - reference.to(torch.float64)).abs().max())
-    return f"differs from a single process in {apart:,} of {prod(value.shape):,} elements, by up to {gap:.3g}"
 
 
 def owners_of(subject: Subject, holders: list[list[str]]) -> dict[str, int]:

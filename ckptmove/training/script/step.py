@@ -17,6 +17,7 @@ from ckptmove.case import Case
 from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.errors import UnreadableInput
 from ckptmove.proof.checks import SCRIPT, failed, passed
+from ckptmove.proof.equality import has_values
 from ckptmove.proof.restored.loaded import LoadedFiles
 from ckptmove.proof.step.stored_state import (
     Ambiguous,
@@ -31,7 +32,7 @@ from ckptmove.training.case.options import differing_options, doubts_and_notes
 from ckptmove.training.case.parts import OptimizerPart
 from ckptmove.training.case.restore import cast_text, frozen_in, matching_optimizer, own_state
 from ckptmove.training.case.step import OwnSteps
-from ckptmove.training.case.taken import Taking, is_same, not_taken, stored_parts
+from ckptmove.training.case.taken import Taking, not_taken, stored_parts
 from ckptmove.training.code.calls import Given, variables
 from ckptmove.training.code.tensor_names import names_of
 from ckptmove.training.code.watch import is_target
@@ -202,7 +203,7 @@ class ScriptStep:
     def _equal(
         self, where: str, state: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor], module: nn.Module
     ) -> _Model:
-        apart = [key for key, value in state.items() if not is_same(self._place.to_cpu(now[key]), value)]
+        apart = [key for key, value in state.items() if not has_values(self._place.to_cpu(now[key]), value)]
         known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
         known |= self._session.buffers.get(id(module), {}).keys()  # as they were after the load
         differing = tuple(key for key in apart if key in known)
@@ -332,7 +333,7 @@ def _each_fitting(compare: Callable[[str | None], _Compared]) -> tuple[list[_Com
 def _has_state(now: Any, stored: Any, place: StepDevice) -> bool:
     """Whether the state of a parameter, or a value in it, has the stored values; options may be added."""
     if isinstance(stored, torch.Tensor):
-        return isinstance(now, torch.Tensor) and is_same(place.to_cpu(now), stored)
+        return isinstance(now, torch.Tensor) and has_values(place.to_cpu(now), stored)
     if isinstance(stored, dict):
         return isinstance(now, dict) and all(_has_state(now.get(key), one, place) for key, one in stored.items())
     if isinstance(stored, (list, tuple)):
