@@ -18,9 +18,10 @@ TOLERANCES: Final[dict[torch.dtype, tuple[float, float]]] = {
 _INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def agreement(*, exact: bool) -> str:
-    """How two tensors without a :func:`difference` agree, as text."""
-    return "bit for bit" if exact else "within the tolerances of torch.testing (float32: 1.3e-06, 1e-05)"
+def agreement(reference: str, *, exact: bool) -> str:
+    """How results without a :func:`difference` agree with those of a reference, as text."""
+    how = "bit for bit" if exact else "within the tolerances of torch.testing (float32: 1.3e-06, 1e-05)"
+    return f"equal {how} to {reference}"
 
 
 def difference(value: torch.Tensor, reference: torch.Tensor, *, exact: bool = True) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ckptmove.model import Severity
-from ckptmove.proof.checks import CASE, SCRIPT, passed, skipped
+from ckptmove.proof.checks import CASE, ORDER, SCRIPT, passed, skipped
 from ckptmove.proof.file_checks import FAILED_BY, fail_on_findings
 
 if TYPE_CHECKING:
@@ -25,16 +25,16 @@ _RNG: Final = frozenset({"R301"})
 
 
 def judge(
-    order: Iterable[str], checks: Mapping[str, CheckResult], findings: Sequence[Finding], runs: Sequence[CheckResult]
+    checks: Mapping[str, CheckResult], findings: Sequence[Finding], runs: Sequence[CheckResult]
 ) -> tuple[tuple[CheckResult, ...], tuple[Finding, ...]]:
-    """The checks in an order, failed by the findings that no run has refuted, and those findings.
+    """The checks in the order of the report, failed by the findings that no run has refuted, and those findings.
 
     Args:
         checks: the checks by name.
         runs: results of the checks ``case`` and ``script``, if they were made.
     """
     left = without_refuted(findings, runs)
-    judged = {name: fail_on_findings(checks[name], left) for name in order}
+    judged = {name: fail_on_findings(checks[name], left) for name in ORDER if name in checks}
     judged["placement"] = placement_seen(checks["placement"], judged["placement"], left, runs)
     return (*judged.values(),), left
 

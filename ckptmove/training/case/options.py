@@ -11,7 +11,7 @@ import torch
 from ckptmove.text import some
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import FrameType
 
     from ckptmove.proof.place import StepDevice
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Chooses an implementation of the same step.
 _IGNORED: Final = frozenset({"params", "param_names", "foreach"})
 #: Options that schedulers add to a group for themselves. An optimizer without its scheduler lacks them.
-_OF_SCHEDULERS: Final = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"})
+OF_SCHEDULERS: Final = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"})
 _ABSENT: Final = "not set"
 
 
@@ -155,19 +155,13 @@ def differing_options(stored: Sequence[Mapping[str, Any]], groups: Sequence[AtSt
         for key, value in theirs.items():
             now = group.values.get(key, _ABSENT)
             is_absent = key not in group.values
-            if key in _IGNORED or (is_absent and key in _OF_SCHEDULERS) or (not is_absent and is_equal(now, value)):
+            if key in _IGNORED or (is_absent and key in OF_SCHEDULERS) or (not is_absent and is_equal(now, value)):
                 continue
             setter = group.setters.get(key)
             alike = key, repr(value), repr(now), setter
             known = found.get(alike) or Differing(key, (), len(groups), value, now, setter)
             found[alike] = known._replace(groups=(*known.groups, index))
     return list(found.values())
-
-
-def doubts_and_notes(differing: Collection[Differing]) -> tuple[list[str], list[str]]:
-    """Sentences about the options that were lost, which leave a resume unproven, and about those that were computed."""
-    lost = [str(one) for one in differing if one.is_lost]
-    return lost, [str(one) for one in differing if not one.is_lost]
 
 
 def _constructors(frame: FrameType | None) -> Iterable[FrameType]:

@@ -223,24 +223,6 @@ def values_at(checkpoint: OpenCheckpoint, path: str) -> list[Value]:
     return [member.value for one, member in members if one.full_name(member.path).rstrip(".") == path]
 
 
-def not_taken(who: str, left: Collection[StoredPart], parts: Iterable[StoredPart]) -> list[str]:
-    """A sentence about the parts that nothing took; none without one. All parts of a role are named by the role."""
-    if not left:
-        return []
-    all_left = {role for role in ROLES if {one.path for one in parts if one.role == role} <= {one.path for one in left}}
-    names = list(
-        dict.fromkeys(
-            role if role in all_left else part.path or "the file"
-            for role in ROLES
-            for part in left
-            if part.role == role
-        )
-    )
-    named = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-    verb, what = ("is", "does not restore it") if len(names) == 1 else ("are", "restores none of them")
-    return [f"{named} {verb} in the file; {who} {what}"]
-
-
 class _Members:
     def __init__(self, part: OpenPart) -> None:
         self._part = part

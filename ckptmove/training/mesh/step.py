@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from ckptmove.proof.equality import difference
+from ckptmove.proof.outcome import Motion, miscounted, not_finite
 from ckptmove.proof.restored.numbers import comparable
 from ckptmove.proof.step.moments import contradiction
 from ckptmove.torch_facts.optimizers import is_elementwise, is_moment, magnitudes
@@ -36,10 +37,7 @@ class SteppedRank(NamedTuple):
     """The step of one rank."""
 
     faults: list[str]  # values that are not finite, moments that no gradients give, counters that did not rise by one
-    parameters: int = 0  # number of parameters that this rank has elements of
-    moved: int = 0  # how many of them changed
-    idle: int = 0  # how many have a learning rate of 0
-    below: int = 0  # how many did not change, but their state did: the update is below the precision of the values
+    motion: Motion  # what it changed, of the parameters that this rank has elements of
 
 
 @dataclass(slots=True)
@@ -92,22 +90,18 @@ def take_step(subject: Subject, stored: StoredState, gradients: Gradients) -> St
         if parameter.requires_grad:
             subject.of(parameter).give_gradient(parameter, mine)
     subject.step()
-    parameters = moved = idle = below = 0
+    motions = []
     for key, parameter in subject.parameters.items():
         faults += _state_faults(subject, stored, parameter)
         after, before = local(parameter).cpu(), stored.region(key, subject.place_of(parameter, parameter))
         if not after.numel() or not parameter.requires_grad:
             continue
-        parameters += 1
-        if not bool(torch.isfinite(after).all()):
-            faults.append(f"{key} is not finite after the step")
-        elif not torch.equal(after, before):
-            moved += 1
-        elif not float(groups[id(parameter)].get("lr", 1.0)):
-            idle += 1
-        else:
-            below += _has_state_changed(subject, stored, parameter)
-    return SteppedRank(faults, parameters, moved, idle, below)
+        faults += [not_finite(key)] * (not bool(torch.isfinite(after).all()))
+        has_moved = not torch.equal(after, before)
+        has_changed = has_moved or _has_state_changed(subject, stored, parameter)
+        is_idle = not has_moved and not float(groups[id(parameter)].get("lr", 1.0))
+        motions.append(Motion(1, has_moved, has_changed, has_changed and not (has_moved or is_idle), is_idle))
+    return SteppedRank(faults, Motion.total(motions))
 
 
 def _spoiled(subject: Subject) -> Iterator[str]:
@@ -145,11 +139,10 @@ def _state_faults(subject: Subject, stored: StoredState, parameter: torch.Tensor
     for key, value in subject.state_of(parameter).items():
         name, mine = subject.state_key(parameter, key), local(value).cpu()
         if mine.is_floating_point() and not bool(torch.isfinite(mine).all()):
-            yield f"{name} is not finite after the step"
+            yield not_finite(name)
         elif key == "step" and parameter.requires_grad:
             before = float(stored.region(name)) if name in stored.tensors else 0.0
-            if float(mine) != before + 1:
-                yield f"{name} is {float(mine):g} after the step, stored as {before:g}"
+            yield from filter(None, [miscounted(name, before, float(mine))])
 
 
 def compare_with_single(

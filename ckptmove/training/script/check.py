@@ -93,7 +93,7 @@ def check_script(
 
     site = bench.site
     if site.reason:
-        return skipped(SCRIPT, f"there is no {site.target} here, and it cannot be simulated: {site.reason}")
+        return skipped(SCRIPT, site.missing)
     entrance = Entrance(CaseName(path, "", is_file=True))
     entrance.is_loaded = True  # no fix may assume that the script is only imported
     home = line_of(str(Path(path).absolute()), 0)

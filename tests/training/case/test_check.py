@@ -493,7 +493,7 @@ def test_a_storage_that_is_gone_is_said(case_check, make, monkeypatch):
     from ckptmove.errors import DamagedArchive
     from ckptmove.training.case import check as room
 
-    def restore(bench, case):
+    def restore(bench, case, place):
         raise DamagedArchive("c.pt", "'model.0.weight' is not stored plainly and whole")
 
     monkeypatch.setattr(room, "restore_case", restore)

@@ -14,7 +14,6 @@ from ckptmove.proof.place import TorchDevice
 from ckptmove.training.case.options import (
     AtStep,
     differing_options,
-    doubts_and_notes,
     options_at_step,
     record_options,
 )
@@ -151,9 +150,7 @@ def test_what_sets_an_option_after_the_load_is_known(optimizer, change, construc
     first = differing(theirs, optimizer)[0]
     assert (first.option, first.setter.constructor, first.is_lost) == ("lr", constructor, bool(constructor))
     assert first.figures["at"]
-    lost, computed = doubts_and_notes([first])
-    assert (len(lost), len(computed)) == ((1, 0) if constructor else (0, 1))
-    assert str(first.setter.line) in (lost or computed)[0]
+    assert str(first.setter.line) in str(first)
 
 
 @pytest.mark.parametrize(
