@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.checkpoint.state_dicts import RootKeys, without_wrappers
-from ckptmove.model import OPAQUE
 from ckptmove.proof.checks import Offenders
-from ckptmove.proof.step.entries import each_tensor, foreign_kind, nested_state, tensor_options
+from ckptmove.proof.step.entries import each_tensor, foreign_kind, nested_state, stored_groups
 from ckptmove.proof.tensors.pieces import is_dense
 from ckptmove.proof.tensors.wrappers import copied
 
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.limits import Limits
     from ckptmove.model import Inventory, OptimizerRecord, TensorRecord
     from ckptmove.proof.tensors.pieces import TensorSource
 
@@ -110,21 +111,20 @@ def model_state(
     return chosen.where, state
 
 
-def optimizer_state_dict(optimizer: OptimizerRecord, inventory: Inventory, source: TensorSource) -> dict[str, Any]:
+def optimizer_state_dict(
+    optimizer: OptimizerRecord, checkpoint: OpenCheckpoint, source: TensorSource, limits: Limits
+) -> dict[str, Any]:
     """The state_dict of an optimizer, for ``load_state_dict``.
 
-    Options that the file stores as objects are left out, so the optimizer keeps its own.
+    Options that only unpickling could rebuild are left out.
 
     Args:
         source: source of its tensors, with wrapper subclasses as ``torch.load`` returned them.
     """
-    records = {record.name: record for record in inventory.tensors if ".param_groups." in f".{record.name}"}
     groups = []
-    for group in optimizer.groups:
-        options = {key: value for key, value in group.options if value is not OPAQUE}
-        for key, option in tensor_options(group, records).items():
-            options[key] = each_tensor(option, source.tensor)
-        groups.append({**options, "params": list(group.params)})
+    for group, stored in zip(optimizer.groups, stored_groups(optimizer, checkpoint, limits), strict=True):
+        tensors = {key: each_tensor(option, source.tensor) for key, option in stored.tensors.items()}
+        groups.append({**stored.options, **tensors, "params": list(group.params)})
     state = {}
     for entry in (one.without_inner() for one in optimizer.state):
         foreign = foreign_kind(entry)

@@ -173,21 +173,29 @@ def _constructors(frame: FrameType | None) -> Iterable[FrameType]:
 
 
 def is_equal(now: Any, stored: Any) -> bool:
-    """Whether two options have the same value. A number equals a tensor that holds it in the tensor's precision."""
+    """Whether two options have the same value."""
     if isinstance(now, torch.Tensor) or isinstance(stored, torch.Tensor):
-        if not all(isinstance(one, (torch.Tensor, int, float)) for one in (now, stored)):
-            return False
-        dtype = now.dtype if isinstance(now, torch.Tensor) else stored.dtype
-        with suppress(RuntimeError, ValueError):  # a number that the dtype cannot hold
-            first, second = (torch.as_tensor(one).to(dtype).squeeze() for one in (now, stored))
-            is_same = (first == second) | (first.isnan() & second.isnan())
-            return first.shape == second.shape and bool(is_same.all())
-        return False
+        return _is_equal_number(now, stored)
     if isinstance(stored, (list, tuple)):
         is_like = isinstance(now, (list, tuple)) and len(now) == len(stored)
         return is_like and all(map(is_equal, now, stored))
+    if isinstance(stored, dict):
+        is_like = isinstance(now, dict) and now.keys() == stored.keys()
+        return is_like and all(is_equal(now[key], value) for key, value in stored.items())
     with suppress(ValueError):  # arrays have no single truth
         return bool(now == stored or (now != now and stored != stored))  # noqa: PLR0124  # NaN alone differs from itself
+    return False
+
+
+def _is_equal_number(now: Any, stored: Any) -> bool:
+    """Whether two tensors are equal, or a number and a tensor that holds it in the tensor's precision."""
+    if not all(isinstance(one, (torch.Tensor, int, float)) for one in (now, stored)):
+        return False
+    dtype = now.dtype if isinstance(now, torch.Tensor) else stored.dtype
+    with suppress(RuntimeError, ValueError):  # a number that the dtype cannot hold
+        first, second = (torch.as_tensor(one).to(dtype).squeeze() for one in (now, stored))
+        is_same = (first == second) | (first.isnan() & second.isnan())
+        return first.shape == second.shape and bool(is_same.all())
     return False
 
 

@@ -90,7 +90,7 @@ def _restore_optimizer(
     record = matching_optimizer(bench.pairings, case, own, models)
     _require_class(record, own)
     _require_shapes(record, case, own)
-    state = optimizer_state_dict(record, bench.checkpoint.inventory, source)
+    state = optimizer_state_dict(record, bench.checkpoint, source, bench.request.limits)
     try:
         own.optimizer.load_state_dict(state)
     except STEP_ERRORS as error:

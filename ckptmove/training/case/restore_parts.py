@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
-from ckptmove.proof.loading.objects import NotAllowed, build
-from ckptmove.proof.loading.storages import Storages
+from ckptmove.proof.loading.objects import NotAllowed
+from ckptmove.proof.loading.values import built, values_at
 from ckptmove.proof.step.stored_state import Ambiguous, Mismatch, NeedsUnpickling, is_inside
 from ckptmove.proof.step.trial import STEP_ERRORS
 from ckptmove.text import some
 from ckptmove.training.case.parts import OTHER_FIELDS
 from ckptmove.training.case.step import moved
-from ckptmove.training.case.taken import Taking, accepts, stored_parts, values_at
+from ckptmove.training.case.taken import Taking, accepts, stored_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,13 +112,11 @@ def _only(parts: tuple[StoredPart, ...], field: str) -> str:
 def _rebuilt(bench: Bench, path: str, target: _Target) -> Any:
     """The stored value at a path as ``torch.load`` would return it, on the CPU."""
     checkpoint = bench.checkpoint
-    nodes = values_at(checkpoint, path)
-    if not nodes:
+    values = values_at(checkpoint, {path})
+    if path not in values:
         keys = tuple(filter(None, checkpoint.inventory.root_keys))
         raise Mismatch(f"{target.name}: the checkpoint has no '{path}'; it has {some(keys, 3)}", candidates=keys)
-    homes = {one.key: (part, one) for part in checkpoint.parts for one in part.inventory.storages}
     try:
-        with Storages(homes, dict.fromkeys(homes, "cpu")) as storages:
-            return build(nodes[0], storages.storage, bench.request.limits.depth)
+        return built(checkpoint, values[path], bench.request.limits.depth)
     except NotAllowed as error:
         raise NeedsUnpickling(f"{path} needs unpickling to be rebuilt: {error}") from error

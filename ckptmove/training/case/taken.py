@@ -217,12 +217,6 @@ def stored_parts(checkpoint: OpenCheckpoint, target: str) -> list[StoredPart]:
     ]
 
 
-def values_at(checkpoint: OpenCheckpoint, path: str) -> list[Value]:
-    """The values at a path of a checkpoint, in the tree: one at most, unless files have the same name."""
-    members = ((one, member) for one in checkpoint.parts for member in entries(one.tree(), one.inventory, one.name))
-    return [member.value for one, member in members if one.full_name(member.path).rstrip(".") == path]
-
-
 class _Members:
     def __init__(self, part: OpenPart) -> None:
         self._part = part

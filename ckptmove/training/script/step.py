@@ -146,7 +146,7 @@ class ScriptStep:
         case = Case({str(at): one for at, one in enumerate(modules)}, part.optimizer)
         record = matching_optimizer(bench.pairings, case, part, places)
         source = WithWrappers(bench.stored, LoadedFiles(bench.checkpoint.parts, bench.stored))
-        state = optimizer_state_dict(record, bench.checkpoint.inventory, source)
+        state = optimizer_state_dict(record, bench.checkpoint, source, bench.request.limits)
         keys = [key for group in state["param_groups"] for key in group["params"]]
         pairs = [(state["state"].get(key), one) for key, one in zip(keys, part.parameters, strict=True)]
         stored = [(values, one) for values, one in pairs if values]

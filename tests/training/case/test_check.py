@@ -489,6 +489,14 @@ def test_a_device_without_a_simulation_skips_the_case(answers, make, script, mon
     assert check["status"] == "skipped"
 
 
+def test_a_case_has_the_options_that_are_objects(case_check, make):
+    tree = make.tree()
+    tree["optimizer"]["param_groups"][0]["factors"] = {"loss": [2.0]}
+    step = "lambda pair: model(pair[0].to(device)).sum() * optimizer.param_groups[0]['factors']['loss'][0]"
+    check = case_check(returning(step=step), path=make.save(tree))
+    assert (check["status"], check["evidence"]["proven"]) == ("passed", True)
+
+
 def test_a_storage_that_is_gone_is_said(case_check, make, monkeypatch):
     from ckptmove.errors import DamagedArchive
     from ckptmove.training.case import check as room

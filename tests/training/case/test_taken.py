@@ -11,9 +11,10 @@ import torch
 
 from ckptmove.limits import Limits
 from ckptmove.opening.checkpoint import open_checkpoint
+from ckptmove.proof.loading.values import values_at
 from ckptmove.proof.place import TorchDevice
 from ckptmove.proof.tensors.stored import StoredTensors
-from ckptmove.training.case.taken import Taking, stored_parts, values_at
+from ckptmove.training.case.taken import Taking, stored_parts
 
 SCHEDULER = {"last_epoch": 40, "_step_count": 41, "base_lrs": [0.1], "_last_lr": [0.05], "step_size": 3, "gamma": 0.5}
 SCALER = {"scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 17}
@@ -155,4 +156,4 @@ def test_a_whole_file_is_a_part_by_its_name(tmp_path):
         with open_checkpoint(str(path), Limits(), keep_trees=True) as checkpoint:
             (part,) = stored_parts(checkpoint, "cpu")
             assert part.path == expected
-            assert values_at(checkpoint, expected) == [part.value]
+            assert values_at(checkpoint, {expected}) == {expected: part.value}
