@@ -35,13 +35,7 @@ class Motion(NamedTuple):
         return self.stepped > self.idle and not self.changed
 
     def summary(self, noun: str, *, size: str = "", finite: str = "all finite", counts: str = "") -> str:
-        """The result in a sentence, without what preceded it.
-
-        Args:
-            size: number of values, as text.
-            finite: which values are finite.
-            counts: what the step counts did.
-        """
+        """How many moved, with the number of values, which of them are finite, and what the step counts did."""
         return f"{self.moved:,} of {amount(self.stepped, noun)}{size} moved, {finite}{counts}"
 
     def remarks(self, noun: str) -> list[str]:

@@ -73,11 +73,7 @@ class PiecesTally(Joined):
 def compare_pieces(
     record: TensorRecord, values: torch.Tensor, part: AssembledPart, loaded: LoadedFiles, tally: PiecesTally
 ) -> bool:
-    """Compare each loaded chunk of a tensor with the assembled tensor.
-
-    Returns:
-        Whether torch was to load a file with a part of it, if it has any.
-    """
+    """Compare each loaded chunk of a tensor with it; return whether torch was to load a file with any part of it."""
     key = cast("str", part.own_key(record))  # a tensor without a storage has no values
     chunks = part.pieces(key)
     is_loaded = not chunks  # a tensor without elements has nothing to load
@@ -115,12 +111,9 @@ def compare_pieces(
 def load_objects(
     part: AssembledPart, names: Collection[str] | None, tally: PiecesTally
 ) -> Iterator[tuple[str, Loaded]]:
-    """Load the objects that are not tensors; yield the name of each, and what it holds.
+    """Load some objects that are not tensors, or all; yield the name of each, and what it holds.
 
-    Args:
-        part: the checkpoint that contains them.
-        names: names of the objects to load; None for all.
-        tally: receives the results, if all are loaded: one process loads all.
+    The tally receives the results if all are loaded: one process loads all.
     """
     counted = tally if names is None else PiecesTally()
     for name, placed, container in part.objects():

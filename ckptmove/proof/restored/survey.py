@@ -84,18 +84,10 @@ def survey(
     share: Share | None = None,
     group: ProcessGroup = ONE_PROCESS,
 ) -> CheckResult:
-    """Compare every tensor with the result of ``torch.load``, and check its numbers in the same pass.
+    """The ``restore`` check: compare every tensor, or a sample, with the result of ``torch.load``.
 
-    Tensors of files that torch did not load are only checked for their numbers.
-
-    Args:
-        numbers: receives each tensor.
-        sample: tensors to check; None for all.
-        share: the part of the checkpoint that this process checks; None for all of it.
-        group: the processes that check the other parts.
-
-    Returns:
-        The ``restore`` check: in the process of rank 0 of the checkpoint, in others of a share.
+    Its numbers are checked in the same pass, also those of files that torch did not load. Of a share, the other
+    processes of the group check the rest, and rank 0 returns the check of the checkpoint.
     """
     comparison = _LoadComparison(stored, loaded)
     tally = comparison.tally
@@ -139,12 +131,7 @@ class LoadedTensors:
     """Source of the tensors that ``torch.load`` returned; releases their pages after use."""
 
     def __init__(self, loaded: LoadedFiles, stored: StoredTensors, inventory: Inventory, instead: TensorSource) -> None:
-        """Index the loaded tensors.
-
-        Args:
-            inventory: inventory of the checkpoint whose records are used for look-ups.
-            instead: source for files that ``torch.load`` did not load.
-        """
+        """Index the loaded tensors by the records of an inventory; ``instead`` has the files that were not loaded."""
         self._loaded = loaded
         self._stored = stored
         self._missing = loaded.missing | loaded.released | loaded.left_out

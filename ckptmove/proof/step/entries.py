@@ -1,21 +1,16 @@
-"""Rebuild the groups of an optimizer, and the state of one parameter from paths, as in the inventory."""
+"""Convert the state of one parameter between paths, as in the inventory, and the nested state of an optimizer."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from itertools import count, takewhile
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from ckptmove.model import OPAQUE, TensorRecord
-from ckptmove.proof.loading.objects import REJECTED, NotAllowed
-from ckptmove.proof.loading.values import built, values_at
+from ckptmove.model import TensorRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
-    from ckptmove.limits import Limits
-    from ckptmove.model import OptimizerRecord, ParamGroup, StateEntry
+    from ckptmove.model import ParamGroup, StateEntry
 
     #: A tensor option, or a tuple of tensors (``betas``).
     TensorOption: TypeAlias = TensorRecord | list[TensorRecord]
@@ -42,39 +37,8 @@ def nested_state(entry: StateEntry, tensors: Mapping[str, object]) -> dict[Any, 
     return members[""]
 
 
-class StoredGroup(NamedTuple):
-    """The options of a group in the file."""
-
-    options: dict[str, Any]  # options without tensors
-    tensors: dict[str, TensorOption]  # options that are tensors or tuples of tensors, for example a tensor ``lr``
-    left_out: tuple[str, ...]  # options that only unpickling could rebuild
-
-
-def stored_groups(optimizer: OptimizerRecord, checkpoint: OpenCheckpoint, limits: Limits) -> list[StoredGroup]:
-    """The groups of an optimizer. Options that are objects are built as ``load`` builds them."""
-    tensors = checkpoint.inventory.tensors
-    records = {record.name: record for record in tensors if ".param_groups." in f".{record.name}"}
-    of_tensors = [_tensor_options(group, records) for group in optimizer.groups]
-    pairs = [*zip(optimizer.groups, of_tensors, strict=True)]
-    objects = {
-        f"{group.where}.{key}"
-        for group, own in pairs
-        for key, value in group.options
-        if value is OPAQUE and key not in own
-    }
-    made: dict[str, Any] = {}
-    for path, value in values_at(checkpoint, objects).items():
-        with suppress(NotAllowed, *REJECTED):
-            made[path] = built(checkpoint, value, limits.depth)
-    found = []
-    for group, own in pairs:
-        plain = {key: made.get(f"{group.where}.{key}", value) for key, value in group.options if key not in own}
-        left_out = tuple(key for key, value in plain.items() if value is OPAQUE)
-        found.append(StoredGroup({key: plain[key] for key in plain if key not in left_out}, own, left_out))
-    return found
-
-
-def _tensor_options(group: ParamGroup, records: Mapping[str, TensorRecord]) -> dict[str, TensorOption]:
+def tensor_options(group: ParamGroup, records: Mapping[str, TensorRecord]) -> dict[str, TensorOption]:
+    """Options of a group that are tensors or tuples of tensors."""
     found: dict[str, TensorOption] = {}
     for key, _ in group.options:
         path = f"{group.where}.{key}"

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from ckptmove.errors import CkptMoveError
-from ckptmove.proof.step.entries import each_tensor, stored_groups, tensors_of
+from ckptmove.proof.step.entries import each_tensor, tensors_of
 from ckptmove.proof.step.optimizer_class import optimizer_class
+from ckptmove.proof.step.stored_state import stored_groups
 from ckptmove.proof.tensors.pieces import WINDOW_ELEMENTS
 from ckptmove.torch_facts.optimizers import BY_NAME, keeps_state_on_first
 
@@ -161,10 +162,9 @@ def _required(kind: type[torch.optim.Optimizer], optimizer: OptimizerRecord) -> 
 
 
 def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSource) -> str:
-    """Check the stored options with the constructor of the class, because ``load_state_dict`` does not check them.
+    """The first error of the stored options in the constructor of the class; empty for none.
 
-    Returns:
-        The first error, with the path of the group; empty without an error.
+    ``load_state_dict`` does not check them.
     """
     known = inspect.signature(recipe.optimizer).parameters
     defaults = _defaults(recipe.name, recipe.optimizer)

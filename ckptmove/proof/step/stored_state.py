@@ -6,13 +6,17 @@ State that does not match the user's model is reported, never guessed.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.checkpoint.state_dicts import RootKeys, without_wrappers
+from ckptmove.model import OPAQUE
 from ckptmove.proof.checks import Offenders
-from ckptmove.proof.step.entries import each_tensor, foreign_kind, nested_state, stored_groups
+from ckptmove.proof.loading.objects import REJECTED, NotAllowed
+from ckptmove.proof.loading.values import built, values_at
+from ckptmove.proof.step.entries import each_tensor, foreign_kind, nested_state, tensor_options
 from ckptmove.proof.tensors.pieces import is_dense
 from ckptmove.proof.tensors.wrappers import copied
 
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.limits import Limits
     from ckptmove.model import Inventory, OptimizerRecord, TensorRecord
+    from ckptmove.proof.step.entries import TensorOption
     from ckptmove.proof.tensors.pieces import TensorSource
 
 
@@ -80,15 +85,9 @@ def model_state(
     *,
     name: str = "the model",
 ) -> tuple[str, dict[str, torch.Tensor]]:
-    """The state_dict in a checkpoint that fits a model by keys and shapes, with the model's keys.
+    """Path and tensors of the state_dict inside a part that fits a model by keys and shapes, with the model's keys.
 
     It may contain tensors of any role, because a module may own its loss. A model is preferred to a copy of it.
-
-    Args:
-        part: path of the state_dict or of a container of it; None for any.
-
-    Returns:
-        The path of the state_dict in the checkpoint, and its tensors on the CPU.
     """
     wanted = {without_wrappers(key): key for key in own}
     tensors = [record for record in inventory.tensors if record.role != "optimizer"]
@@ -111,15 +110,44 @@ def model_state(
     return chosen.where, state
 
 
+class StoredGroup(NamedTuple):
+    """The options of a group in the file."""
+
+    options: dict[str, Any]  # options without tensors
+    tensors: dict[str, TensorOption]  # options that are tensors or tuples of tensors, for example a tensor ``lr``
+    left_out: tuple[str, ...]  # options that only unpickling could rebuild
+
+
+def stored_groups(optimizer: OptimizerRecord, checkpoint: OpenCheckpoint, limits: Limits) -> list[StoredGroup]:
+    """The groups of an optimizer. Options that are objects are built as ``load`` builds them."""
+    tensors = checkpoint.inventory.tensors
+    records = {record.name: record for record in tensors if ".param_groups." in f".{record.name}"}
+    of_tensors = [tensor_options(group, records) for group in optimizer.groups]
+    pairs = [*zip(optimizer.groups, of_tensors, strict=True)]
+    objects = {
+        f"{group.where}.{key}"
+        for group, own in pairs
+        for key, value in group.options
+        if value is OPAQUE and key not in own
+    }
+    made: dict[str, Any] = {}
+    for path, value in values_at(checkpoint, objects).items():
+        with suppress(NotAllowed, *REJECTED):
+            made[path] = built(checkpoint, value, limits.depth)
+    found = []
+    for group, own in pairs:
+        plain = {key: made.get(f"{group.where}.{key}", value) for key, value in group.options if key not in own}
+        left_out = tuple(key for key, value in plain.items() if value is OPAQUE)
+        found.append(StoredGroup({key: plain[key] for key in plain if key not in left_out}, own, left_out))
+    return found
+
+
 def optimizer_state_dict(
     optimizer: OptimizerRecord, checkpoint: OpenCheckpoint, source: TensorSource, limits: Limits
 ) -> dict[str, Any]:
-    """The state_dict of an optimizer, for ``load_state_dict``.
+    """The state_dict of an optimizer, for ``load_state_dict``, without options that only unpickling could rebuild.
 
-    Options that only unpickling could rebuild are left out.
-
-    Args:
-        source: source of its tensors, with wrapper subclasses as ``torch.load`` returned them.
+    The source has wrapper subclasses as ``torch.load`` returned them.
     """
     groups = []
     for group, stored in zip(optimizer.groups, stored_groups(optimizer, checkpoint, limits), strict=True):

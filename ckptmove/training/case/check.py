@@ -43,7 +43,7 @@ from ckptmove.training.mesh.launch import ranks_of
 from ckptmove.training.outcome import Facts, judge, missed, not_restored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import FrameType, TracebackType
 
     from ckptmove.proof.evidence import CheckResult
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from ckptmove.training.code.source import Line
     from ckptmove.training.code.tensor_names import NamedTensor
     from ckptmove.training.outcome import RestoredModel, SteppedOptimizer
-
-    Restored = tuple[list[RestoredModel], list[SteppedOptimizer]]
 
 _EXITS = "the script exits during its import"
 _GUARD = (
@@ -99,6 +97,8 @@ class _Run:
     figures: dict[str, object] = field(default_factory=dict)  # the evidence
     note_fix: Fix = NO_FIX  # fix of a note in the detail of the passed check; `NO_FIX` for none
     parts: PartsOfCase = NO_PARTS  # stored schedulers, scalers and their kind
+    models: list[RestoredModel] = field(default_factory=list)  # the models of the case
+    optimizers: list[SteppedOptimizer] = field(default_factory=list)  # its optimizers
 
     def line_in(self, frame: FrameType) -> Line:
         """The user's line that runs in a frame or its callers; the line of the function for none."""
@@ -178,7 +178,7 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
     if orphans is not None:
         return orphans
     try:
-        restored = restore_case(run.bench, case, run.place)
+        run.models, run.optimizers = restore_case(run.bench, case, run.place)
         for part in optimizers_of(case):
             record_options(part.optimizer, run.line_in)
         run.parts = restore_parts(run.bench, case, run.place)
@@ -189,8 +189,8 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
     except Mismatch as error:
         figures: dict[str, object] = {"candidates": list(error.candidates)} if error.candidates else {}
         return Blame(str(error), _fix_of(error, run), figures)
-    run.figures |= _restored_figures(run.bench, *restored)
-    return _step(run, case, restored)
+    run.figures |= _restored_figures(run)
+    return _step(run, case)
 
 
 def called(function: Callable[..., Any], device: torch.device, typed: str) -> Case:
@@ -266,10 +266,9 @@ def _orphans(run: _Run, case: Case) -> Blame | None:
     return Blame(fault, fix, figures | (built.evidence if built is not None else {}), then)
 
 
-def _restored_figures(
-    bench: Bench, models: list[RestoredModel], optimizers: list[SteppedOptimizer]
-) -> dict[str, object]:
-    stored = {record.name for record in bench.checkpoint.inventory.tensors}
+def _restored_figures(run: _Run) -> dict[str, object]:
+    models, optimizers = run.models, run.optimizers
+    stored = {record.name for record in run.bench.checkpoint.inventory.tensors}
     return {
         "model": by_key({one.part.key: one.where for one in models}),
         "tensors": by_key({one.part.key: one.tensors for one in models}),
@@ -286,10 +285,10 @@ def _restored_figures(
     }
 
 
-def _step(run: _Run, case: Case, restored: Restored) -> Blame | str:
+def _step(run: _Run, case: Case) -> Blame | str:
     attempt, moves = Attempt(), len(run.watch.moved)
     losses: dict[str, torch.Tensor | float] = {}
-    own = {one.part.key: one.steps for one in restored[1]}
+    own = {one.part.key: one.steps for one in run.optimizers}
     early: dict[int, NamedTensor] = {}
     started = time.perf_counter()
     # With anomaly detection torch keeps the line that made each node, also for errors in backward.
@@ -310,20 +309,17 @@ def _step(run: _Run, case: Case, restored: Restored) -> Blame | str:
     scene = run.scene._replace(late=late[-1], early=early, built=built)
     if attempt.error is not None:
         return blame(attempt.error, scene._replace(names=names_of(case)))
-    return _result(run, case, losses, restored, scene._replace(names=names_of(case)))
+    return _result(run, case, losses, scene._replace(names=names_of(case)))
 
 
-def _result(
-    run: _Run, case: Case, losses: Mapping[str, torch.Tensor | float], restored: Restored, scene: Scene
-) -> Blame | str:
-    models, optimizers = restored
-    sources = optimizers if run.bench.pairings else models
-    away = _off_target(run, optimizers, scene)
+def _result(run: _Run, case: Case, losses: Mapping[str, torch.Tensor | float], scene: Scene) -> Blame | str:
+    optimizers, away = run.optimizers, _off_target(run, scene)
+    sources = optimizers if run.bench.pairings else run.models
     facts = Facts(
         who="case",
         bench=run.bench,
         place=run.place,
-        models=models,
+        models=run.models,
         optimizers=optimizers,
         parameters=[one for part in models_of(case) for one in part.module.parameters()],
         names={identity: known.name for identity, known in scene.names.items()},
@@ -351,9 +347,9 @@ def _result(
     return "; ".join([summary, *notes])
 
 
-def _off_target(run: _Run, optimizers: Iterable[SteppedOptimizer], scene: Scene) -> NamedTensor | None:
+def _off_target(run: _Run, scene: Scene) -> NamedTensor | None:
     """A parameter of the first optimizer whose parameters are all off the target; None for none."""
-    for stepped in optimizers:
+    for stepped in run.optimizers:
         own = [known for one in stepped.part.parameters if (known := scene.names[id(one)]).kind == "model"]
         if own and all(known.tensor.device != run.place.device for known in own):
             return own[0]

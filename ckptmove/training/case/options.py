@@ -92,12 +92,7 @@ class _Group(dict[str, Any]):
     def __init__(
         self, group: Mapping[str, Any], place: Callable[[FrameType], Line], loading: frozenset[object]
     ) -> None:
-        """Copy a group.
-
-        Args:
-            place: returns the user's line that runs in a frame or its callers.
-            loading: code of the constructors that run during the load, and so began before it.
-        """
+        """Copy a group. Constructors whose code runs during the load began before it."""
         super().__init__(group)
         self._place, self._loading = place, loading
         self.setters: dict[str, Setter] = {}
@@ -125,8 +120,7 @@ class _Group(dict[str, Any]):
 def record_options(optimizer: torch.optim.Optimizer, place: Callable[[FrameType], Line]) -> None:
     """Record from now on what sets the options of an optimizer that has just been restored: its groups are new dicts.
 
-    Args:
-        place: returns the user's line that runs in a frame or its callers.
+    ``place`` returns the user's line that runs in a frame or its callers.
     """
     loading = frozenset(one.f_code for one in _constructors(sys._getframe(1)))  # the caller
     optimizer.param_groups[:] = [_Group(group, place, loading) for group in optimizer.param_groups]

@@ -106,11 +106,7 @@ def _restore_optimizer(
 
 
 def frozen_in(bench: Bench, where: str, own: OptimizerPart) -> list[str]:
-    """Paths of the stored parameters without state that are frozen in an optimizer; paths as in finding O205.
-
-    Args:
-        where: path of the stored optimizer that was restored.
-    """
+    """Paths, as in finding O205, of the parameters without state in a stored optimizer that are frozen in another."""
     record = next(record for record, _ in bench.pairings if record.where == where)
     if record.is_flat:
         return []  # its parameters may be in another order

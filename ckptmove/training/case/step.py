@@ -108,13 +108,9 @@ class OwnSteps:
 def train_step(
     case: Case, batch: Any, place: StepDevice, own: Mapping[str, OwnSteps]
 ) -> dict[str, torch.Tensor | float]:
-    """Make one training step.
+    """Make one training step, with a record of the steps of each optimizer by its key.
 
-    Args:
-        own: records of the steps of each optimizer, by its key.
-
-    Returns:
-        The losses by their path in the value that ``step`` returns; the path of a single loss is empty.
+    Returns the losses by their path in the value that ``step`` returns; the path of a single loss is empty.
     """
     if not isinstance(case.optimizer, torch.optim.Optimizer):
         return _whole_step(case, batch, own)

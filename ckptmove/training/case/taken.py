@@ -90,11 +90,7 @@ class Taking:
         return [one for one in self.parts if one.path not in taken]
 
     def note(self, value: object, receiver: object = None, source: str = "") -> None:
-        """Note the argument of a call that restores something.
-
-        Args:
-            receiver: the object that takes it; None for a function.
-        """
+        """Note the argument of a call that restores something, and the object that takes it; None for a function."""
         left = self.left
         if not left:
             return
@@ -118,11 +114,9 @@ class Taking:
         tensors: Callable[[], Iterable[weakref.ref[torch.Tensor]]],
         is_idle: Callable[[torch.Tensor], bool],
     ) -> None:
-        """Note parts whose values objects of the training have at its step.
+        """Note parts whose values objects of the training have at its step, in tensors that are not idle.
 
-        Args:
-            tensors: returns the tensors of the training. References that are not weak would look like those of its own.
-            is_idle: whether a tensor was loaded, and nothing uses it.
+        References to tensors that are not weak would look like those of the training.
         """
         for role, kind in _KINDS.items():
             for one in live(kind) if any(part.role == role for part in self.left) else ():

@@ -211,13 +211,9 @@ class Proof:
     def _settle(
         self, check: str, faults: Sequence[list[str]], detail: str, fix: str = "", /, *, named: bool, **figures: object
     ) -> bool:
-        """Answer a check, and return whether it passed.
+        """Answer a check by the faults of each rank, and return whether it passed.
 
-        Args:
-            faults: faults of each rank.
-            detail: detail if there are none.
-            fix: the correction of the faults; empty if none is known.
-            named: whether a fault is of its rank, so that the text names that.
+        A fault that is named is of its rank.
         """
         if not any(faults):
             self._answer(passed(check, detail, **figures))

@@ -148,13 +148,7 @@ def _state_faults(subject: Subject, stored: StoredState, parameter: torch.Tensor
 def compare_with_single(
     subject: Subject, stored: StoredState, owners: Mapping[str, int], ranks: Ranks, gradients: Gradients, *, exact: bool
 ) -> Parity:
-    """Compare the outcome with the step of a single process; a collective for each parameter.
-
-    Args:
-        subject: the case, after its step.
-        owners: for each parameter the rank that makes the reference.
-        exact: whether outcomes have to be equal bit for bit; otherwise within torch's tolerance for the dtype.
-    """
+    """Compare the outcome with the step of a single process, which one rank owns for each parameter; a collective."""
     found = Parity()
     groups = {id(one): group for group, own in subject.groups() for one in own}
     for key, parameter in subject.parameters.items():
@@ -234,11 +228,7 @@ def _single_step(
 
 
 def owners_of(subject: Subject, holders: list[list[str]]) -> dict[str, int]:
-    """For each parameter one of the ranks that hold it, chosen by its name.
-
-    Args:
-        holders: names of the parameters of each rank.
-    """
+    """For each parameter one of the ranks that hold it, chosen by its name."""
     ranks: dict[str, list[int]] = {}
     for rank, names in enumerate(holders):
         for name in names:

@@ -77,11 +77,7 @@ _MISSING: Final = frozenset({
 def check_script(
     bench: Bench, path: str, arguments: tuple[str, ...], answer: Callable[[CheckResult], None]
 ) -> CheckResult:
-    """Make the check.
-
-    Args:
-        answer: sends the result of a script that does not end; the process ends then.
-    """
+    """Make the check. ``answer`` sends the result of a script that does not end; the process ends then."""
 
     def end(check: CheckResult) -> None:
         answer(check._replace(evidence=tuple({**figures, **dict(check.evidence)}.items())))
