@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ckptmove.limits import Limits
-from ckptmove.moves import Remap
 from ckptmove.proof.source_edits import Edit
 from ckptmove.torch_facts.optimizers import BY_NAME
 
@@ -19,7 +18,6 @@ class VerifyRequest(NamedTuple):
     exclude: tuple[str, ...] = ()
     to: str | None = None  # target device, or None for the device of most of the model
     against: str | None = None  # checkpoint whose values must be equal, or None
-    remap: Remap = Remap()  # how the checkpoint was remapped from `against`
     #: optimizer class to step with: the name of one of ``torch.optim``, or ``pkg.mod:CLASS``; None to detect it.
     optimizer: str | None = None
     require_device: bool = False  # whether a simulated target is a failure
@@ -57,7 +55,7 @@ class VerifyRequest(NamedTuple):
 
     def to_json(self) -> str:
         """Convert to a JSON document."""
-        return json.dumps({**self._asdict(), "remap": self.remap._asdict(), "limits": self.limits._asdict()})
+        return json.dumps({**self._asdict(), "limits": self.limits._asdict()})
 
     @classmethod
     def from_json(cls, text: str) -> VerifyRequest:
@@ -69,12 +67,6 @@ class VerifyRequest(NamedTuple):
             "ignore": tuple(facts["ignore"]),
             "edits": tuple(Edit(*one) for one in facts["edits"]),
             "script_args": tuple(facts["script_args"]),
-            "remap": Remap(**{name: _frozen(value) for name, value in facts["remap"].items()}),
             "limits": Limits(**facts["limits"]),
         }
         return cls(**{**facts, **changed})
-
-
-def _frozen(value: Any) -> Any:
-    """A value with tuples in place of the lists that JSON has."""
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.conversion.keep import kept_tensors
-from ckptmove.conversion.remap.expected import expected
 from ckptmove.errors import UsageError
 from ckptmove.findings.context import Context, devices_needed, known_count, target_device
 from ckptmove.findings.registry import find_all
 from ckptmove.findings.trials import Source
 from ckptmove.formats.facts import facts_of
 from ckptmove.io.cores import cores
-from ckptmove.moves import MoveRequest, Remap
+from ckptmove.moves import MoveRequest
 from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.checks import CASE, CHILD_CHECKS, SCRIPT, skipped
+from ckptmove.proof.errors import PackageMissing
 from ckptmove.proof.evidence import Verdict
 from ckptmove.proof.file_checks import check_file, check_structure
-from ckptmove.proof.machine import PackageMissing
 from ckptmove.proof.placement import check_placement
 from ckptmove.proof.processes.child import ONE_THREAD, child, forked, worker_command
 from ckptmove.proof.processes.forking import can_fork
@@ -87,7 +86,6 @@ def verify_checkpoint(
     cases = tuple(name for name, asked_for in own if asked_for is not None)
     with ExitStack() as until_compared, ExitStack() as stack:
         original: OpenCheckpoint | None = None
-        is_changed = False
         source: Inventory | None = None
         if request.against is not None:
             # An original that cannot be read is an error of the input, not an outcome.
@@ -97,8 +95,6 @@ def verify_checkpoint(
         checkpoint = stack.enter_context(
             open_checkpoint(request.path, limits, keep_trees=True, exclude=request.exclude)
         )
-        if original is not None:
-            is_changed = expected(original, checkpoint, request.remap, limits) is not original
         limit_tensor_sizes(checkpoint, limits)
         nbytes += checkpoint.nbytes
         timeout = _SCRIPT_SECONDS if request.timeout is None and request.script is not None else request.timeout
@@ -107,7 +103,7 @@ def verify_checkpoint(
         asked = asked._replace(nbytes=nbytes, deadline=deadline, jobs=_jobs(request, nbytes))
         # Importing torch takes seconds; this process compares the CRCs meanwhile.
         with ExitStack() as running:
-            started = _start(running, command, asked, checkpoint, original, is_changed=is_changed)
+            started = _start(running, command, asked, checkpoint, original)
             del original  # the child has it, or reads it again
             until_compared.close()
             facts = None if asked.sample else checkpoint.check(progress, asked.jobs or 1)
@@ -139,15 +135,10 @@ def _start(
     asked: VerifyRequest,
     checkpoint: OpenCheckpoint,
     original: OpenCheckpoint | None,
-    *,
-    is_changed: bool,
 ) -> Child:
-    """Start the child process: a fork, which has the open files, or else a new one.
-
-    It is a new one if the trees of the original were changed by a comparison.
-    """
+    """Start the child process: a fork, which has the open files, or else a new one."""
     is_other = bool(command) or asked.runs_own_code or "torch" in sys.modules
-    if not (is_other or is_changed) and can_fork():
+    if not is_other and can_fork():
 
         def load() -> Callable[[], None]:
             from ckptmove.training.worker import Opened, work
@@ -179,10 +170,6 @@ def refuse_request(request: VerifyRequest) -> None:
     if request.case is not None and request.script is not None:
         raise UsageError(
             Phrase(Argument("case"), " and ", Argument("script"), " both make a step of your training: choose one")
-        )
-    if request.remap != Remap() and request.against is None:
-        raise UsageError(
-            Phrase("options of convert describe the change from an original: add ", Argument("against", "ORIGINAL"))
         )
 
 
@@ -252,12 +239,13 @@ def verdict(
     passed = all(check.status != "failed" for check in checks)
     # There is no state to resume from, and all was compared with the original.
     is_equal = asked.against is not None and any(dict(check.evidence).get("optimizers") == 0 for check in checks)
+    has_unseen = any(dict(check.evidence).get("unseen") for check in checks)
     return Verdict(
         path=asked.path,
         target=target,
         mode=cast("Mode", answers.mode or ("cpu" if target == "cpu" else "simulated")),
         passed=passed,
-        proven=passed and (_is_proven(checks) or is_equal) and (sample is None or sample.is_all),
+        proven=passed and (_is_proven(checks) or is_equal) and not has_unseen and (sample is None or sample.is_all),
         checks=checks,
         findings=(*findings, *(one for one in answers.findings if one.code not in asked.ignore)),
         sample=sample,

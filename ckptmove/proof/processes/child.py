@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, cast
 
 from ckptmove.errors import CaseUnusable, UsageError
 from ckptmove.proof.checks import CASE, CHILD_CHECKS, SCRIPT, check_from_json, failed, finding_from_json, skipped
-from ckptmove.proof.machine import ChildKilled, TorchBroken
+from ckptmove.proof.errors import ChildKilled, TorchBroken
 from ckptmove.proof.processes.forking import Forked, fork
 from ckptmove.proof.processes.strays import MARK, end_strays
 from ckptmove.text import Argument

@@ -15,7 +15,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ckptmove.errors import CaseUnusable, UsageError
-from ckptmove.moves import Remap
 from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.checks import (
     CASE,
@@ -27,8 +26,8 @@ from ckptmove.proof.checks import (
     passed,
     skipped,
 )
+from ckptmove.proof.errors import TorchBroken
 from ckptmove.proof.evidence import RankFault, RanksOfRun
-from ckptmove.proof.machine import TorchBroken
 from ckptmove.proof.processes.child import KILLED_BY, child, worker_command
 from ckptmove.proof.refuted import judge
 from ckptmove.proof.step.tensor_sizes import limit_tensor_sizes
@@ -314,7 +313,7 @@ def _refuse_options(request: VerifyRequest) -> None:
     refuse_request(request)
     used = {
         "--script": request.script is not None,
-        "--against": request.against is not None or request.remap != Remap(),
+        "--against": request.against is not None,
         "--sample": request.sample is not None,
         "--fix": bool(request.edits),
         "--optimizer": request.optimizer is not None,

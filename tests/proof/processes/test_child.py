@@ -13,7 +13,7 @@ import pytest
 
 from ckptmove.api.failures import failure_of
 from ckptmove.proof.checks import CHILD_CHECKS, check_to_json, failed, passed, skipped
-from ckptmove.proof.machine import ChildKilled
+from ckptmove.proof.errors import ChildKilled
 from ckptmove.proof.processes import child as module
 from ckptmove.proof.processes.child import child, end_of, worker_command
 from ckptmove.proof.request import VerifyRequest

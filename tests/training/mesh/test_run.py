@@ -15,7 +15,7 @@ from torchrun import SUPPORT
 
 from ckptmove.errors import CaseUnusable, CkptMoveError, UsageError
 from ckptmove.proof.checks import CHILD_CHECKS, MESH_CHECKS, check_to_json, failed, passed
-from ckptmove.proof.machine import TorchBroken
+from ckptmove.proof.errors import TorchBroken
 from ckptmove.proof.processes.child import Child
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.training.mesh import meeting
