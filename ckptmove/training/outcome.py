@@ -188,7 +188,7 @@ def _doubts(facts: Facts) -> list[str]:
         ("", [one.name for one in every if not one.steps.count], " made no step"),
         ("no state was restored into ", [one.name for one in every if not one.stored and not one.fault], ""),
         ("no parameter moved in the step of ", [one.name for one in stepped if not one.steps.moved], ""),
-        ("no optimizer with the state of ", [where or "the optimizer's file" for where in left], " made a step"),
+        ("no optimizer with the state of ", [where or "the file" for where in left], " made a step"),
     )
     return [
         *(one.fault for one in models if one.fault),

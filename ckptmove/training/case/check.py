@@ -28,7 +28,7 @@ from ckptmove.training.case.name import parse_case
 from ckptmove.training.case.options import record_options
 from ckptmove.training.case.parts import by_key, models_of, optimizers_of, require_usable_case
 from ckptmove.training.case.restore import own_state, restore_case
-from ckptmove.training.case.restore_parts import NO_PARTS, PartsOfCase, restore_parts
+from ckptmove.training.case.restore_parts import restore_parts
 from ckptmove.training.case.step import UnusableCase, WholeDataset, one_batch, train_step
 from ckptmove.training.code.calls import noted_calls
 from ckptmove.training.code.entrance import Entrance
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ckptmove.proof.evidence import CheckResult
     from ckptmove.proof.place import Site, StepDevice
     from ckptmove.proof.step.resume import Bench
+    from ckptmove.training.case.taken import StoredPart
     from ckptmove.training.code.calls import Given
     from ckptmove.training.code.source import Line
     from ckptmove.training.code.tensor_names import NamedTensor
@@ -96,7 +97,8 @@ class _Run:
     given: Given | None = None  # arguments of the call of `Case`, once it ran; None if unknown
     figures: dict[str, object] = field(default_factory=dict)  # the evidence
     note_fix: Fix = NO_FIX  # fix of a note in the detail of the passed check; `NO_FIX` for none
-    parts: PartsOfCase = NO_PARTS  # stored schedulers, scalers and their kind
+    parts: tuple[StoredPart, ...] = ()  # stored schedulers, scalers and their kind
+    not_taken: tuple[StoredPart, ...] = ()  # those that no object of the case has taken
     models: list[RestoredModel] = field(default_factory=list)  # the models of the case
     optimizers: list[SteppedOptimizer] = field(default_factory=list)  # its optimizers
 
@@ -181,7 +183,7 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
         run.models, run.optimizers = restore_case(run.bench, case, run.place)
         for part in optimizers_of(case):
             record_options(part.optimizer, run.line_in)
-        run.parts = restore_parts(run.bench, case, run.place)
+        run.parts, run.not_taken = restore_parts(run.bench, case, run.place)
     except UnreadableInput as error:
         return Blame(str(error))
     except Ambiguous:
@@ -324,8 +326,8 @@ def _result(run: _Run, case: Case, losses: Mapping[str, torch.Tensor | float], s
         parameters=[one for part in models_of(case) for one in part.module.parameters()],
         names={identity: known.name for identity, known in scene.names.items()},
         restored=f"from {' and '.join(one.where or 'the file' for one in sources)}",
-        parts=run.parts.all,
-        not_taken=run.parts.left,
+        parts=run.parts,
+        not_taken=run.not_taken,
         away=None if away is None else away.tensor,
         losses={way: float(run.place.to_cpu(torch.as_tensor(one))) for way, one in losses.items()},
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -38,16 +38,6 @@ class _Target(NamedTuple):
         return self.field if self.key is None else f"{self.field}[{self.key!r}]"
 
 
-class PartsOfCase(NamedTuple):
-    """The parts of a checkpoint beside its models and optimizers."""
-
-    all: tuple[StoredPart, ...]  # every part
-    left: tuple[StoredPart, ...]  # parts that no object of the case has taken
-
-
-NO_PARTS: Final = PartsOfCase((), ())
-
-
 def _targets(case: Case) -> list[_Target]:
     """The objects of a case that take a stored part."""
     found = []
@@ -60,8 +50,8 @@ def _targets(case: Case) -> list[_Target]:
     return found
 
 
-def restore_parts(bench: Bench, case: Case, place: StepDevice) -> PartsOfCase:
-    """Load the stored parts into the objects of a case that have ``load_state_dict``."""
+def restore_parts(bench: Bench, case: Case, place: StepDevice) -> tuple[tuple[StoredPart, ...], tuple[StoredPart, ...]]:
+    """Load the stored parts into the objects of a case; return all parts, and those that no object has taken."""
     parts = tuple(stored_parts(bench.checkpoint, bench.site.target))
     taken: set[str] = set()
     for target in _targets(case):
@@ -73,7 +63,7 @@ def restore_parts(bench: Bench, case: Case, place: StepDevice) -> PartsOfCase:
             raise Mismatch(f"{target.name}.load_state_dict refuses: {' '.join(str(error).split())}") from error
         inside = [one for one in parts if is_inside(one.path, path)]
         taken |= _taken_by(target.value, inside, bench, place)
-    return PartsOfCase(parts, tuple(one for one in parts if one.path not in taken))
+    return parts, tuple(one for one in parts if one.path not in taken)
 
 
 def _taken_by(target: Any, inside: list[StoredPart], bench: Bench, place: StepDevice) -> set[str]:
