@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from ckptmove.errors import CkptMoveError
+from ckptmove.model import OPAQUE
 from ckptmove.proof.step.entries import each_tensor, tensors_of
 from ckptmove.proof.step.optimizer_class import optimizer_class
 from ckptmove.proof.step.stored_state import stored_groups
@@ -116,10 +117,12 @@ def make_recipe(
             raise CannotBuild(str(error)) from error
         raise
     stored = stored_groups(optimizer, checkpoint, request.limits)
-    groups = tuple({**one.options, **{key: defaults.get(key) for key in one.left_out}} for one in stored)
-    assumed = tuple(dict.fromkeys(key for one in stored for key in one.left_out))
+    groups = tuple(
+        {key: defaults.get(key) if one is OPAQUE else one for key, one in plain.items()} for plain, _ in stored
+    )
+    assumed = tuple(dict.fromkeys(key for plain, _ in stored for key, one in plain.items() if one is OPAQUE))
     cut = _cut(groups, optimizer) if keeps_state_on_first(name) else ""
-    return Recipe(name, kind, groups, tuple(one.tensors for one in stored), make_noise(request.seed), assumed, cut)
+    return Recipe(name, kind, groups, tuple(own for _, own in stored), make_noise(request.seed), assumed, cut)
 
 
 def _cut(groups: Iterable[dict[str, Any]], optimizer: OptimizerRecord) -> str:

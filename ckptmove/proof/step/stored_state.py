@@ -110,35 +110,25 @@ def model_state(
     return chosen.where, state
 
 
-class StoredGroup(NamedTuple):
-    """The options of a group in the file."""
+def stored_groups(
+    optimizer: OptimizerRecord, checkpoint: OpenCheckpoint, limits: Limits
+) -> list[tuple[dict[str, Any], dict[str, TensorOption]]]:
+    """For each group of an optimizer, its options without tensors, and those that are tensors.
 
-    options: dict[str, Any]  # options without tensors
-    tensors: dict[str, TensorOption]  # options that are tensors or tuples of tensors, for example a tensor ``lr``
-    left_out: tuple[str, ...]  # options that only unpickling could rebuild
-
-
-def stored_groups(optimizer: OptimizerRecord, checkpoint: OpenCheckpoint, limits: Limits) -> list[StoredGroup]:
-    """The groups of an optimizer. Options that are objects are built as ``load`` builds them."""
+    Options that are objects are built as ``load`` builds them; those that only unpickling could rebuild are ``OPAQUE``.
+    """
     tensors = checkpoint.inventory.tensors
     records = {record.name: record for record in tensors if ".param_groups." in f".{record.name}"}
-    of_tensors = [tensor_options(group, records) for group in optimizer.groups]
-    pairs = [*zip(optimizer.groups, of_tensors, strict=True)]
-    objects = {
-        f"{group.where}.{key}"
-        for group, own in pairs
-        for key, value in group.options
-        if value is OPAQUE and key not in own
-    }
+    opaque = {f"{group.where}.{key}" for group in optimizer.groups for key, one in group.options if one is OPAQUE}
     made: dict[str, Any] = {}
-    for path, value in values_at(checkpoint, objects).items():
+    for path, value in values_at(checkpoint, opaque - records.keys()).items():
         with suppress(NotAllowed, *REJECTED):
             made[path] = built(checkpoint, value, limits.depth)
     found = []
-    for group, own in pairs:
-        plain = {key: made.get(f"{group.where}.{key}", value) for key, value in group.options if key not in own}
-        left_out = tuple(key for key, value in plain.items() if value is OPAQUE)
-        found.append(StoredGroup({key: plain[key] for key in plain if key not in left_out}, own, left_out))
+    for group in optimizer.groups:
+        own = tensor_options(group, records)
+        plain = {key: made.get(f"{group.where}.{key}", one) for key, one in group.options if key not in own}
+        found.append((plain, own))
     return found
 
 
@@ -150,9 +140,10 @@ def optimizer_state_dict(
     The source has wrapper subclasses as ``torch.load`` returned them.
     """
     groups = []
-    for group, stored in zip(optimizer.groups, stored_groups(optimizer, checkpoint, limits), strict=True):
-        tensors = {key: each_tensor(option, source.tensor) for key, option in stored.tensors.items()}
-        groups.append({**stored.options, **tensors, "params": list(group.params)})
+    for group, (plain, own) in zip(optimizer.groups, stored_groups(optimizer, checkpoint, limits), strict=True):
+        options = {key: one for key, one in plain.items() if one is not OPAQUE}
+        tensors = {key: each_tensor(option, source.tensor) for key, option in own.items()}
+        groups.append({**options, **tensors, "params": list(group.params)})
     state = {}
     for entry in (one.without_inner() for one in optimizer.state):
         foreign = foreign_kind(entry)

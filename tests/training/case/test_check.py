@@ -4,6 +4,7 @@ import dataclasses
 import re
 import sys
 import textwrap
+from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
@@ -247,14 +248,14 @@ def test_other_optimizers_take_their_state(case_check, make, name):
 
 def test_an_option_that_is_a_tensor_goes_into_the_group(case_check, make):
     tree = make.tree("AdamW", lr=torch.tensor(0.25), foreach=False)
-    tree["optimizer"]["param_groups"][0]["where"] = torch.device("cpu")  # an object: the optimizer's own stays
+    tree["optimizer"]["param_groups"][0] |= {"where": torch.device("cpu"), "part": Fraction(1, 2)}
     body = returning(optimizer="Seen(model.parameters(), lr=0.1, foreach=False)")
     seen = """
 class Seen(torch.optim.AdamW):
     def load_state_dict(self, state):
         super().load_state_dict(state)
         group = self.param_groups[0]
-        assert (float(group['lr']), 'where' in group) == (0.25, False)
+        assert (float(group['lr']), group['where'], 'part' in group) == (0.25, torch.device("cpu"), False)
 
 """
     check = case_check(seen + body, path=make.save(tree))
