@@ -162,7 +162,7 @@ FAULTS = {
     "parts: another root": (saved_run, {"as_root": "ema"}, (_Selection, "find"), argument_changed(1, lambda _: "model"))
 }  # fmt: skip
 #: Faults whose output is that of other options, and equals the original: only the request tells that it is wrong.
-VALID = {"cast: of ema", "cast: one storage is left out", "keys: no prefix is removed"}
+VALID = {"cast: of ema", "keys: no prefix is removed"}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
