@@ -20,12 +20,12 @@ from ckptmove.formats.facts import facts_of
 from ckptmove.io.cores import cores
 from ckptmove.moves import MoveRequest
 from ckptmove.opening.checkpoint import open_checkpoint
-from ckptmove.proof.checks import CASE, CHECKS, SCRIPT, skipped
+from ckptmove.proof.checks import CASE, CHILD_CHECKS, SCRIPT, skipped
 from ckptmove.proof.errors import PackageMissing
 from ckptmove.proof.evidence import Verdict
 from ckptmove.proof.file_checks import check_file, check_structure
 from ckptmove.proof.placement import check_placement
-from ckptmove.proof.processes.child import CHILD_CHECKS, ONE_THREAD, child, forked, worker_command
+from ckptmove.proof.processes.child import ONE_THREAD, child, forked, worker_command
 from ckptmove.proof.processes.forking import can_fork
 from ckptmove.proof.refused_keys import with_refused_keys
 from ckptmove.proof.refuted import judge
@@ -116,7 +116,7 @@ def verify_checkpoint(
     answers.require_usable()
     found = {check.name: check for check in (*here, *answers.checks.values())}
     findings = with_refused_keys(findings, [found[name] for name in cases])
-    checks, findings = judge((*CHECKS, *cases), found, findings, [found[name] for name in cases])
+    checks, findings = judge(found, findings, [found[name] for name in cases])
     result = verdict(asked, answers, checks, findings, sample)
     rest = tuple(part for part in _NOT_STEPPED if part in checkpoint.inventory.contents)
     return replace(result, not_looked_at=("position in the data",) if request.runs_training else rest)

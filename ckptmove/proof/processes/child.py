@@ -21,7 +21,7 @@ from threading import Thread
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, cast
 
 from ckptmove.errors import CaseUnusable, UsageError
-from ckptmove.proof.checks import CASE, SCRIPT, check_from_json, failed, finding_from_json, skipped
+from ckptmove.proof.checks import CASE, CHILD_CHECKS, SCRIPT, check_from_json, failed, finding_from_json, skipped
 from ckptmove.proof.errors import ChildKilled, TorchBroken
 from ckptmove.proof.processes.forking import Forked, fork
 from ckptmove.proof.processes.strays import MARK, end_strays
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from ckptmove.model import Finding
     from ckptmove.proof.evidence import CheckResult
 
-#: Checks that the child makes, in the order of its answers.
-CHILD_CHECKS: Final = ("restore", "numbers", "step", "parity", "fresh")
 #: The Windows counterpart of `start_new_session`: Ctrl-C in the console does not reach the child.
 _OWN_GROUP: Final[int] = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 _LONGEST_LINE: Final = 300

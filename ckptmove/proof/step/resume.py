@@ -329,7 +329,7 @@ def _recipe(
         report.left_out.append(named + choice.reason)
         return None
     try:
-        recipe = make_recipe(bench.checkpoint.inventory, optimizer, choice.name, bench.request.seed)
+        recipe = make_recipe(bench.checkpoint, optimizer, choice.name, bench.request)
     except CannotBuild as error:
         report.left_out.append(f"{named}not proven, because {choice.name} cannot be made: {error_text(error)}")
     except STEP_ERRORS as error:
@@ -347,7 +347,7 @@ def _doubts(
     """Facts about an optimizer that the file does not record, and what was assumed instead."""
     doubts = _other_folder(inventory, optimizer, pairing)
     if recipe.assumed:
-        doubts.append(f"{', '.join(recipe.assumed)} not stored as plain values: defaults used instead")
+        doubts.append(f"options that need unpickling ({', '.join(recipe.assumed)}): defaults used instead")
     if extra:
         doubts.append(f"the optimizer's own {some(extra)} not stepped")
     if pairing.how == "ambiguous":

@@ -16,14 +16,23 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from ckptmove.errors import CaseUnusable, UsageError
 from ckptmove.opening.checkpoint import open_checkpoint
-from ckptmove.proof.checks import CASE, CHECKS, check_from_json, check_to_json, failed, passed, skipped
+from ckptmove.proof.checks import (
+    CASE,
+    CHILD_CHECKS,
+    MESH_CHECKS,
+    check_from_json,
+    check_to_json,
+    failed,
+    passed,
+    skipped,
+)
 from ckptmove.proof.errors import TorchBroken
 from ckptmove.proof.evidence import RankFault, RanksOfRun
-from ckptmove.proof.processes.child import CHILD_CHECKS, KILLED_BY, child, worker_command
+from ckptmove.proof.processes.child import KILLED_BY, child, worker_command
 from ckptmove.proof.refuted import judge
 from ckptmove.proof.step.tensor_sizes import limit_tensor_sizes
 from ckptmove.training.mesh.errors import RankFailed
-from ckptmove.training.mesh.faults import MESH_CHECKS, RANK, rank_failure
+from ckptmove.training.mesh.faults import RANK, rank_failure
 from ckptmove.training.mesh.launch import find_launch
 from ckptmove.training.mesh.meeting import GRACE_SECONDS, START_SECONDS, Guest, Host
 from ckptmove.training.run import LATE_SHARE, checks_without_torch, refuse_request, settled, verdict
@@ -48,7 +57,6 @@ _KILLED: Final = "its process was killed"
 #: Exit code of all ranks, and the hint, if one was killed from outside.
 _KILLED_FROM_OUTSIDE: Final = 70
 _MEMORY: Final = "the system kills a process when memory runs out: see dmesg on the machine of that rank"
-_CHECKS: Final = ("file", "keys", "restore", "options", "placement", "structure", *MESH_CHECKS[3:])
 
 
 @cache
@@ -237,7 +245,7 @@ class Rank:
                 raise error(text if rank == 0 else f"rank {rank}: {text}")
         faults = [RankFault(**one) for one in answers.facts.get("rank_faults", ())]
         checks = {check.name: check for check in (*here, *answers.checks.values())}
-        names, order = (CHILD_CHECKS, CHECKS) if asked.case is None else (MESH_CHECKS, _CHECKS)
+        names = CHILD_CHECKS if asked.case is None else MESH_CHECKS
         ended = _root_causes(endings)
         missing = [name for name in names if name not in checks]
         killed = [rank for rank in ended if -_exit_code(endings[rank]) in KILLED_BY]
@@ -263,7 +271,7 @@ class Rank:
                 "simulated": answers.mode == "simulated",
             }
             runs = [checks[CASE]._replace(evidence=tuple({**dict(checks[CASE].evidence), **figures}.items()))]
-        ordered, findings = judge(order, checks, findings, runs)
+        ordered, findings = judge(checks, findings, runs)
         mesh = answers.facts.get("mesh") or {"shape": (), "dims": ()}
         run = RanksOfRun(
             ranks=self._launch.size,

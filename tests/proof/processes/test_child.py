@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from ckptmove.api.failures import failure_of
-from ckptmove.proof.checks import check_to_json, failed, passed, skipped
+from ckptmove.proof.checks import CHILD_CHECKS, check_to_json, failed, passed, skipped
 from ckptmove.proof.errors import ChildKilled
 from ckptmove.proof.processes import child as module
-from ckptmove.proof.processes.child import CHILD_CHECKS, child, end_of, worker_command
+from ckptmove.proof.processes.child import child, end_of, worker_command
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.training import worker
 
