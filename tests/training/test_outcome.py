@@ -145,6 +145,12 @@ def test_an_option_that_was_lost_is_a_doubt_and_one_that_is_computed_a_note(cons
     assert ("not proven: lr is 0.1" in outcome.summary, "lr is 0.1" in outcome.summary) == (bool(constructor), True)
 
 
+def test_an_option_that_is_not_unpickled_is_not_compared():
+    outcome = judge(PROVEN._replace(optimizers=[stepped()._replace(left_out=("part",))]))
+    assert (outcome.figures["resumed"], outcome.figures["proven"]) == (True, False)
+    assert outcome.figures["unproven"].startswith("part is in the file")
+
+
 @pytest.mark.parametrize(
     ("left", "named"),
     [
