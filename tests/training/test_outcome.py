@@ -31,7 +31,7 @@ def stepped(kind="Adam", key="", where="optimizer", entries=2, stored=2, fault="
     optimizer = getattr(torch.optim, kind)(MODEL.parameters(), lr=0.1)
     part = OptimizerPart(f"optimizer[{key!r}]" if key else "optimizer", key, None, optimizer)
     groups = ({"lr": 0.5},) if "options" in record else ()
-    return SteppedOptimizer(part, steps(**record), where, entries, stored, groups, (), fault)
+    return SteppedOptimizer(part, steps(**record), where, entries, stored, groups, fault=fault)
 
 
 PROVEN = Facts(
