@@ -17,7 +17,7 @@ from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.checkpoint.parts import FilePart, read_file
 from ckptmove.checkpoint.summary import summarize
-from ckptmove.cli.render import conversion, github, inspection
+from ckptmove.cli.render import conversion, github, inspection, report
 from ckptmove.cli.render.renderer import Detail, InspectAnswer
 from ckptmove.cli.render.text import Page, sentence
 from ckptmove.comparison.compare import TensorComparison
@@ -134,7 +134,7 @@ def show_checkpoint(checkpoint: OpenCheckpoint, lines: tuple[OutlineLine, ...], 
         request=InspectRequest("input"), result=found, tensors=inventory.tensors, exit_code=1, detail=_DETAIL
     )
     require_printable(inspection.inspection_lines(PAGE, answer))
-    require_printable(github.inspection_lines(answer))
+    require_printable(github.annotations_of(report.inspected(answer)))
     require_printable([document.dumps(found.to_dict())])
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ckptmove.api import document
 from ckptmove.checkpoint.pairing import pair_all
-from ckptmove.cli.render import github, verification
+from ckptmove.cli.render import github, report, verification
 from ckptmove.proof.checks import CHECKS, skipped
 from ckptmove.proof.evidence import Verdict
 from ckptmove.proof.file_checks import fail_on_findings
@@ -52,7 +52,7 @@ def _show(whole: OpenCheckpoint, facts: tuple[ArchiveFact, ...], request: Verify
         findings=findings,
     )  # fmt: skip
     require_printable(verification.verification_lines(PAGE, result, verbose=True))
-    require_printable(github.verification_lines(result))
+    require_printable(github.annotations_of(report.verified(result)))
     require_printable([document.dumps(document.result_to_json(result))])
 
 

@@ -19,7 +19,7 @@ from ckptmove.cli.outcome import PROGRAM, interruption
 from ckptmove.cli.ranks import own_rank
 from ckptmove.cli.render.renderer import Summary
 from ckptmove.cli.render.report_files import replace_earlier
-from ckptmove.cli.render.reports import open_default_report, open_error_report
+from ckptmove.cli.render.reports import open_error_report
 from ckptmove.cli.render.text import sentence
 from ckptmove.cli.signals import Terminated
 from ckptmove.cli.streams import say
@@ -187,7 +187,7 @@ def _write(failure: Failure, words: Sequence[str]) -> int:
     failure = failure._replace(message=redacted(failure.message), hint=redacted(failure.hint))  # they quote the words
     command = _command(words)
     if failure.kind == StdoutFailed.kind:  # an error in another format cannot be written there either
-        renderer = open_default_report()
+        renderer = open_error_report(())
     else:
         renderer = open_error_report(_own(words), set_format(Path()) if command == "verify" else "")
     try:

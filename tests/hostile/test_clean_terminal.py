@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from ckptmove.api import document
 from ckptmove.cli.app import app
-from ckptmove.cli.render import github
+from ckptmove.cli.render import github, report
 from ckptmove.cli.render.text import Page
 from ckptmove.cli.render.verification import brief_line, verification_lines
 from ckptmove.proof.checks import check_from_json, finding_from_json
@@ -103,7 +103,7 @@ def test_its_verification_says_nothing_to_the_terminal(tmp_path, words) -> None:
         path=words[0], target="cpu", mode="cpu", passed=False, proven=False, checks=checks, findings=findings
     )
     human = [*verification_lines(Page(), result, verbose=True), brief_line(result)]
-    assert_clean("\n".join([*human, *github.verification_lines(result)]))
+    assert_clean("\n".join([*human, *github.annotations_of(report.verified(result))]))
     assert not [line for line in human if line.lstrip().startswith("::")]
     assert document.dumps(document.result_to_json(result)).isascii()
 

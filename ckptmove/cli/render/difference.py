@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.cli.render.text import DEVICE_STYLE, Column, clean, table
-from ckptmove.comparison.differences import What
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
@@ -47,17 +46,6 @@ def difference_lines(page: Page, result: Differences, *, verbose: bool) -> Itera
 def brief_line(result: Differences) -> str:
     """The answer in one line, with both paths."""
     return f"{clean(result.first)} -> {clean(result.second)}: {answer_line(result)}"
-
-
-def names_by_difference(result: Differences) -> dict[str, list[str]]:
-    """The names that were removed, added, changed in each property, and not compared."""
-    names: dict[str, list[str]] = {what: [] for what in ("removed", "added", *get_args(What), "uncompared")}
-    names["removed"] += result.removed
-    names["added"] += result.added
-    names["uncompared"] += [one.name for one in result.uncompared]
-    for change in result.changed:
-        names[change.what].append(change.name)
-    return names
 
 
 def answer_line(result: Differences) -> str:

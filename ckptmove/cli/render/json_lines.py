@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ckptmove.cli.render.renderer import Renderer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ckptmove.api.document import Json
     from ckptmove.api.failures import Failure
@@ -86,11 +86,9 @@ class JsonLinesRenderer(Renderer):
             (code, severity, name, f"{number:,}") for (code, name, severity), number in sorted(self._findings.items())
         ]
         rows += [("", "error", kind, f"{number:,}") for kind, number in sorted(self._errors.items())]
-        for line in _table(("code", "severity", "name", "checkpoints"), rows):
-            say(line)
+        _say_table(("code", "severity", "name", "checkpoints"), rows)
         devices = [(device, f"{number:,}", size(self._bytes[device])) for device, number in self._devices.most_common()]
-        for line in _table(("device", "checkpoints", "bytes"), devices):
-            say(line)
+        _say_table(("device", "checkpoints", "bytes"), devices)
 
 
 def _inside(folder: str, path: str) -> str:
@@ -99,13 +97,10 @@ def _inside(folder: str, path: str) -> str:
     return path[len(top) + 1 :] if path.startswith((f"{top}/", f"{top}{os.sep}")) else ""
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Aligned columns with a head; nothing without rows."""
-    from ckptmove.cli.render.text import clean
+def _say_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Write a table to stderr; nothing without rows."""
+    from ckptmove.cli.render.text import Column, Page, clean, table
+    from ckptmove.cli.streams import say
 
-    cells = [head, *([clean(cell) for cell in row] for row in rows)]
-    if len(cells) == 1:
-        return []
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    padded = ((cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
-    return ["  ".join(row).rstrip() for row in padded]
+    for line in table(Page(), [*map(Column, heads)], [[*map(clean, row)] for row in rows]) if rows else ():
+        say(line)

@@ -7,27 +7,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.cli.render.renderer import Document, printed
-from ckptmove.cli.render.text import clean, sentence
-from ckptmove.model import Severity
+from ckptmove.cli.render.renderer import Document
+from ckptmove.cli.render.report import ReportRenderer
+from ckptmove.cli.render.text import clean, first_names, sentence
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ckptmove.api.failures import Failure
-    from ckptmove.cli.render.renderer import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
-    from ckptmove.comparison.differences import Differences
-    from ckptmove.model import Finding
-    from ckptmove.proof.evidence import CheckResult
+    from ckptmove.cli.render.renderer import Summary
+    from ckptmove.cli.render.report import Case, Report
 
 _ICONS: Final = {
     "error": "❌",
     "warning": "⚠️",
     "info": "💡",
-    "failed": "❌",
     "passed": "✅",
-    "unproven": "⚠️",
     "skipped": "⏭️",
 }
 #: Rows of one table.
@@ -38,12 +34,14 @@ _LONGEST: Final = 65_536
 _NOTE: Final = 100
 #: Icons of checkpoints, the worst first.
 _WORST: Final = ("❌", "⚠️", "✅", "⏭️")
-#: Names in one cell.
+#: Devices in one cell.
 _FIRST: Final = 3
 #: Splits a text, so that no part of it becomes a link: GitHub makes links of addresses after it reads entities.
 _NOTHING: Final = "<!-- -->"
 #: Characters that mean something in Markdown inside a line.
 _SPECIAL: Final = frozenset("\\`*_[]#|~<>&$")
+#: Kinds of cases with a line each.
+_LINES: Final = ("expect", "fit", "unmatched", "source", "remark", "note")
 #: Heads of the table of checkpoints, by command.
 _HEADS: Final = {
     "inspect": ("", "checkpoint", "format", "content", "tensors", "findings"),
@@ -52,7 +50,7 @@ _HEADS: Final = {
 }
 
 
-class MarkdownDocument(Document):
+class MarkdownDocument(ReportRenderer, Document):
     """A heading with the verdict, and tables."""
 
     title = "a Markdown report of ckptmove"
@@ -62,81 +60,29 @@ class MarkdownDocument(Document):
     def __init__(self) -> None:
         self._entries: list[tuple[tuple[str, ...], list[Sequence[str]]]] = []
 
-    def inspect(self, answer: InspectAnswer) -> None:
-        """Add a row for the checkpoint, and a table of its findings."""
-        from ckptmove.cli.render.inspection import findings_summary, summary_facts
-        from ckptmove.cli.render.text import Page
-        from ckptmove.text import size
-
-        inventory, findings = answer.result.inventory, printed(answer).result.findings
-        devices = ", ".join(map(code, answer.result.devices[:_FIRST]))
-        row = (
-            _icon(answer.exit_code),
-            code(inventory.path),
-            ", ".join([*dict.fromkeys((inventory.container, inventory.layout)), size(inventory.size_bytes)]),
-            prose(" · ".join(summary_facts(answer.result.summary))),
-            f"{amount(len(inventory.tensors), 'tensor')} on {devices}" if devices else "no tensors",
-            findings_summary(Page(), findings),
-        )
-        blocks = _findings(inventory.path, findings)
-        expectation = answer.result.expectation
-        if expectation is not None and expectation.misplaced:
-            names = expectation.misplaced_names
-            blocks.append([f"{_ICONS['error']} Not on {code(expectation.device)}: {_some(names)}"])
-        fit = answer.result.fit
-        if fit is not None:
-            blocks.append([f"{_ICONS['passed' if fit.fits else 'failed']} {prose(str(fit))}"])
-        self._entries.append((row, blocks))
-
-    def convert(self, answer: ConvertAnswer) -> None:
-        """Add a row for the checkpoint, and what its options do not match."""
-        from ckptmove.cli.render.conversion import brief_line
-
-        path, result = answer.request.path, answer.result
-        row = (_icon(answer.exit_code), code(path), prose(brief_line(path, result)))
-        lines = [f"{_ICONS['warning']} {prose(text)}" for text in (*map(str, result.unmatched), *result.warnings)]
-        lines += [f"{_ICONS['info']} {prose(note)}" for note in result.notes]
-        self._entries.append((row, [[line] for line in lines]))
-
-    def skipped(self, path: str, output: str) -> None:
-        """Add a row for the checkpoint."""
-        self._entries.append(((_ICONS["skipped"], code(path), f"skipped, {code(output)} exists"), []))
-
-    def verify(self, answer: VerifyAnswer) -> None:
-        """Add a row for the checkpoint, and tables of its checks and findings."""
-        from ckptmove.cli.render.verification import outcome, status_of
-
-        result = answer.result
-        status = status_of(result, strict=answer.strict)
-        row = (_ICONS[status], code(result.path), prose(outcome(result, strict=answer.strict)))
-        table = _table(("", "check", "result"), [(_ICONS[one.status], one.name, _detail(one)) for one in result.checks])
-        summary = f"{amount(len(result.checks), 'check')} of {code(result.path)}"
-        opened = "" if result.passed else " open"
-        checks = [f"<details{opened}><summary>{summary}</summary>", "", *table, "", "</details>"]
-        self._entries.append((row, [checks, *_findings(result.path, printed(answer).result.findings)]))
-
-    def diff(self, result: Differences) -> None:
-        """Add the answer, and a table of the differences."""
-        from ckptmove.cli.render.difference import apart_in_words, brief_line
-
-        rows = [("removed", code(name), "", "") for name in result.removed]
-        rows += [("added", code(name), "", "") for name in result.added]
-        for one in result.changed:
-            apart = "" if one.gap is None else prose(apart_in_words(result, one.gap))
-            sides = (apart, "") if apart else (code(one.source), code(one.target))
-            rows.append((one.what, code(one.name), *sides))
-        rows += [("not compared", code(one.name), prose(one.reason), "") for one in result.uncompared]
-        blocks: list[Sequence[str]] = [[f"{_ICONS['passed' if result.same else 'failed']} {prose(brief_line(result))}"]]
-        if rows:
-            blocks.append(_table(("what", "name", "from", "to"), rows))
-        self._entries.append(((), [*blocks, *([f"{_ICONS['info']} {prose(note)}"] for note in result.notes)]))
+    def add(self, report: Report) -> None:
+        """Add a row for the checkpoint, and its blocks: tables of checks, findings and differences, and lines."""
+        cases: dict[str, list[Case]] = {}
+        for case in report.cases:
+            cases.setdefault(case.kind, []).append(case)
+        blocks: list[Sequence[str]] = []
+        if report.command == "verify":
+            blocks.append(_checks(report.path, cases.get("check", ())))
+        if "finding" in cases:
+            blocks.append(_findings(report.path, cases["finding"]))
+        if report.command == "diff":
+            blocks.append([f"{_ICONS[report.status]} {prose(report.summary)}"])
+        if "difference" in cases:
+            blocks.append(_table(("what", "name", "from", "to"), map(_difference, cases["difference"])))
+        blocks += ([_line(case)] for kind in _LINES for case in cases.get(kind, ()) if case.message)
+        self._entries.append((() if report.command == "diff" else _row(report), blocks))
 
     def document(self, summary: Summary) -> str:
         """The document: the verdict, the checkpoints, the errors, and the details; what failed is above the rest.
 
         Blocks of details that GitHub would not take are counted.
         """
-        icon = _ICONS["failed" if summary.exit_code else "passed"]
+        icon = _ICONS["error" if summary.exit_code else "passed"]
         verdict = f"exit code {summary.exit_code}" if summary.exit_code else "passed"
         blocks: list[Sequence[str]] = [[f"### {icon} ckptmove {summary.command}: {verdict}"]]
         entries = sorted(self._entries, key=lambda entry: _WORST.index(entry[0][0]) if entry[0] else 0)
@@ -157,13 +103,40 @@ class MarkdownDocument(Document):
         return text + note if left else text.rstrip("\n") + "\n"
 
 
-def _findings(path: str, findings: Sequence[Finding]) -> list[Sequence[str]]:
-    """The table of findings, the worst first; nothing without findings."""
-    if not findings:
-        return []
-    worst_first = sorted(findings, key=lambda finding: [*Severity].index(finding.severity))
-    table = _table(("", "finding", "problem", "fix"), map(_finding, worst_first))
-    return [[f"Findings in {code(path)}", "", *table]]
+def _row(report: Report) -> tuple[str, ...]:
+    """The row of a checkpoint."""
+    head = _ICONS[report.status], code(report.path)
+    if report.facts:
+        form, content, (tensors, *devices), findings = (texts for _, texts in report.facts)
+        placed = f"{tensors} on {', '.join(map(code, devices[:_FIRST]))}" if devices else "no tensors"
+        return *head, ", ".join(form), prose(" · ".join(content)), placed, *findings
+    return *head, f"skipped, {code(report.output)} exists" if report.status == "skipped" else prose(report.summary)
+
+
+def _checks(path: str, checks: Sequence[Case]) -> list[str]:
+    """The table of checks, open if one failed."""
+    table = _table(("", "check", "result"), [(_ICONS[one.level], one.name, _detail(one)) for one in checks])
+    opened = " open" if any(one.level == "error" for one in checks) else ""
+    summary = f"{amount(len(checks), 'check')} of {code(path)}"
+    return [f"<details{opened}><summary>{summary}</summary>", "", *table, "", "</details>"]
+
+
+def _findings(path: str, findings: Sequence[Case]) -> list[str]:
+    """The table of findings, the worst first."""
+    worst_first = sorted(findings, key=lambda finding: [*_ICONS].index(finding.level))
+    return [f"Findings in {code(path)}", "", *_table(("", "finding", "problem", "fix"), map(_finding, worst_first))]
+
+
+def _difference(case: Case) -> tuple[str, ...]:
+    sides = (prose(case.message), "") if case.message else [code(str(value)) for _, value in case.figures] or ("", "")
+    return "not compared" if case.name == "uncompared" else case.name, *map(code, case.where), *sides
+
+
+def _line(case: Case) -> str:
+    if case.kind == "expect":
+        return f"{_ICONS['error']} Not on {code(str(dict(case.figures)['device']))}: {first_names(case.where, code)}"
+    # An option without a match is no error of the checkpoint.
+    return f"{_ICONS['warning' if case.kind == 'unmatched' else case.level]} {prose(case.message)}"
 
 
 def code(text: str) -> str:
@@ -182,15 +155,10 @@ def _escaped(text: str) -> str:
     return plain.replace("://", f":{_NOTHING}//").replace("www.", f"www{_NOTHING}.")
 
 
-def _icon(exit_code: int) -> str:
-    return _ICONS["failed" if exit_code else "passed"]
-
-
-def _finding(finding: Finding) -> tuple[str, ...]:
-    where = f" (at {_some(finding.where)})" if finding.where else ""
+def _finding(finding: Case) -> tuple[str, ...]:
+    where = f" (at {first_names(finding.where, code)})" if finding.where else ""
     fix = code(finding.fix) if finding.fix else ""
-    label = f"{finding.code} {finding.name}"
-    return _ICONS[finding.severity.value], label, f"{prose(finding.message)}{where}", fix
+    return _ICONS[finding.level], finding.name, f"{prose(finding.message)}{where}", fix
 
 
 def _failure(failure: Failure) -> tuple[str, ...]:
@@ -198,16 +166,9 @@ def _failure(failure: Failure) -> tuple[str, ...]:
     return _ICONS["error"], f"{path}{prose(failure.message)}", prose(failure.hint)
 
 
-def _detail(check: CheckResult) -> str:
-    from ckptmove.cli.render.verification import detail_texts
-
+def _detail(check: Case) -> str:
     fix = [f"fix: {code(check.fix)}"] if check.fix else []
-    return "<br>".join([*map(prose, detail_texts(check)), *fix])
-
-
-def _some(names: Sequence[str]) -> str:
-    rest = f", +{len(names) - _FIRST:,} more" if len(names) > _FIRST else ""
-    return ", ".join(map(code, names[:_FIRST])) + rest
+    return "<br>".join([*map(prose, check.parts), *fix])
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

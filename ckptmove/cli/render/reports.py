@@ -57,8 +57,3 @@ def open_error_report(words: Sequence[str], default: str = "") -> Renderer:
     pairs = {*words, *(f"{first}={second}" for first, second in pairwise(words))}
     named = _JSON if "--json" in words else next((one for one in RENDERERS if f"--format={one}" in pairs), default)
     return RENDERERS.get(named, RENDERERS[DEFAULT])(Output())
-
-
-def open_default_report() -> Renderer:
-    """Start a report in the default format."""
-    return RENDERERS[DEFAULT](Output())

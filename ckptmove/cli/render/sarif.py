@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ckptmove import __version__
 from ckptmove.cli.render.renderer import Document
+from ckptmove.cli.render.report import Case, ReportRenderer
 from ckptmove.cli.render.text import sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ckptmove.cli.render.renderer import ConvertAnswer, InspectAnswer, Summary, VerifyAnswer
-    from ckptmove.comparison.differences import Differences
-    from ckptmove.model import Finding
+    from ckptmove.cli.render.renderer import Summary
+    from ckptmove.cli.render.report import Report
 
 _Json: TypeAlias = "dict[str, Any]"
 
 SCHEMA: Final = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-#: Levels of results, by the severity of a finding.
+#: Levels of results, by the level of a case.
 _LEVELS: Final = {"error": "error", "warning": "warning", "info": "note"}
+#: Kinds of cases that are results.
+_KINDS: Final = frozenset({"finding", "expect", "fit", "unmatched", "source", "check", "unproven", "property"})
 #: Names of one result; the others are counted.
 _SHOWN: Final = 20
 #: Rules that are not in the catalogue of findings, by the first part of their id.
@@ -37,55 +37,24 @@ _OTHER_RULES: Final = {
 }
 
 
-class SarifDocument(Document):
+class SarifDocument(ReportRenderer, Document):
     """One run with its results."""
 
     title = "a SARIF report of ckptmove"
     head = f'{{"$schema": "{SCHEMA}", "version": "2.1.0", "runs": [{{"tool": {{"driver": {{"name": "ckptmove"'.encode()
+    is_data = True
 
     def __init__(self) -> None:
         self._results: list[_Json] = []
 
-    def inspect(self, answer: InspectAnswer) -> None:
-        """Add the findings, an unmet expectation, and too little memory."""
-        path, expectation, fit = answer.result.inventory.path, answer.result.expectation, answer.result.fit
-        self._findings(path, answer.result.findings)
-        if expectation is not None and expectation.misplaced:
-            names = expectation.misplaced_names
-            self._add("inspect/expect", "error", f"not on {expectation.device}", path, names)
-        if fit is not None and not fit.fits:
-            self._add("inspect/fit", "error", str(fit), path)
-
-    def convert(self, answer: ConvertAnswer) -> None:
-        """Add the options that match nothing, and problems of the source."""
-        level = "error" if answer.exit_code else "warning"
-        for warning in answer.result.warnings:
-            self._add("convert/source", "warning", warning, answer.request.path)
-        for one in answer.result.unmatched:
-            self._add(f"convert/{one.option}", level, str(one), answer.request.path)
-
-    def verify(self, answer: VerifyAnswer) -> None:
-        """Add the failed checks, the findings, and a resume that is not proven."""
-        from ckptmove.cli.render.verification import outcome, place_of
-
-        result = answer.result
-        for check in result.checks:
-            if check.status == "failed":
-                path, line = place_of(check, result)
-                self._add(f"verify/{check.name}", "error", check.detail, path, line=line or 1)
-        self._findings(result.path, result.findings)
-        if result.passed and not result.proven:
-            level = "error" if answer.strict else "warning"
-            self._add("verify/unproven", level, outcome(result, strict=answer.strict), result.path)
-
-    def diff(self, result: Differences) -> None:
-        """Add one result for each property that differs."""
-        from ckptmove.cli.render.difference import names_by_difference
-
-        for what, own in names_by_difference(result).items():
-            if own:
-                message = f"{what}: {len(own):,} differences from {result.first}"
-                self._add(f"diff/{what}", "warning", message, result.second, own)
+    def add(self, report: Report) -> None:
+        """Add the findings, and what failed or is doubtful; options without a match come last."""
+        for case in sorted(report.cases, key=lambda case: case.kind == "unmatched"):
+            text = case.text
+            if case.kind == "property":
+                text = f"{case.name}: {len(case.where):,} differences from {report.reference}"
+            if case.kind in _KINDS and case.level in _LEVELS:
+                self._add(_rule_of(case, report.command), case, text, report.path)
 
     def document(self, summary: Summary) -> str:
         """The document. An error is a notification of the run; one of a file is also a result."""
@@ -94,7 +63,7 @@ class SarifDocument(Document):
         notes = []
         for failure in summary.failures:
             if failure.path is not None:
-                self._add(f"error/{failure.kind}", "error", failure.text, failure.path)
+                self._add(f"error/{failure.kind}", Case("error", failure.kind, "error"), failure.text, failure.path)
             message = {"text": sentence(f"{failure.path}: {failure.text}" if failure.path else failure.text)}
             notes.append({"level": "error", "message": message, "descriptor": {"id": failure.kind}})
         ids = list(dict.fromkeys(one["ruleId"] for one in self._results))
@@ -111,19 +80,22 @@ class SarifDocument(Document):
         }
         return f"{dumps({'$schema': SCHEMA, 'version': '2.1.0', 'runs': [run]})}\n"
 
-    def _findings(self, path: str, findings: Sequence[Finding]) -> None:
-        for one in findings:
-            message = f"{one.message}; fix: {one.fix}" if one.fix else one.message
-            self._add(one.code, _LEVELS[one.severity.value], message, path, one.where)
-
-    def _add(self, rule: str, level: str, message: str, path: str, names: Sequence[str] = (), *, line: int = 1) -> None:
+    def _add(self, rule: str, case: Case, text: str, path: str) -> None:
+        names = case.where
         more = f" (+{len(names) - _SHOWN:,} more)" if len(names) > _SHOWN else ""
         # GitHub shows only locations with a line, also of a file without lines.
-        place: _Json = {"physicalLocation": {"artifactLocation": {"uri": _uri(path)}, "region": {"startLine": line}}}
+        artifact, region = {"uri": _uri(case.path or path)}, {"startLine": case.line or 1}
+        place: _Json = {"physicalLocation": {"artifactLocation": artifact, "region": region}}
         if names:
             place["logicalLocations"] = [{"fullyQualifiedName": sentence(name)} for name in names[:_SHOWN]]
-        text = sentence(message) + more
-        self._results.append({"ruleId": rule, "level": level, "message": {"text": text}, "locations": [place]})
+        message = {"text": sentence(text) + more}
+        self._results.append({"ruleId": rule, "level": _LEVELS[case.level], "message": message, "locations": [place]})
+
+
+def _rule_of(case: Case, command: str) -> str:
+    if case.kind == "finding":
+        return case.name.partition(" ")[0]
+    return f"{command}/{'unproven' if case.kind == 'unproven' else case.name}"
 
 
 def _rule(rule: str) -> _Json:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ckptmove.text import escaped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 #: Longest name in characters, on every stream: a name in a hostile file can have gigabytes.
 LONGEST_NAME: Final = 500
@@ -21,6 +21,8 @@ _MARKS: Final = {"passed": "✓", "failed": "✗", "skipped": "–"}  # a dash: 
 _ASCII_MARKS: Final = {"passed": "ok", "failed": "FAILED", "skipped": "-"}
 #: Style of devices in tables.
 DEVICE_STYLE: Final = "cyan"
+#: Names in a list of the first ones.
+_FIRST: Final = 3
 #: Cells of a column for which several widths are tried.
 _FEW_CELLS: Final = 100
 #: Smallest width of a shortened column.
@@ -46,6 +48,12 @@ def clean(text: str, limit: int = LONGEST_NAME) -> str:
 def sentence(text: str) -> str:
     """As :func:`clean`, for texts longer than a name: messages, and commands to copy."""
     return clean(text, _LONGEST_SENTENCE)
+
+
+def first_names(names: Sequence[str], form: Callable[[str], str] = clean) -> str:
+    """The first names, and the number of the others, for one cell or one line."""
+    rest = f", +{len(names) - _FIRST:,} more" if len(names) > _FIRST else ""
+    return ", ".join(map(form, names[:_FIRST])) + rest
 
 
 def width(text: str) -> int:

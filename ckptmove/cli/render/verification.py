@@ -68,13 +68,6 @@ def detail_texts(check: CheckResult) -> Sequence[str]:
     return check.failures or (check.detail.removesuffix(f"; fix: {check.fix}"),)
 
 
-def place_of(check: CheckResult, result: Verdict) -> tuple[str, int | None]:
-    """The file and the line that failed, if the check of a case has them; else the checkpoint."""
-    evidence = dict(check.evidence)
-    line = evidence.get("line")
-    return str(evidence.get("file") or result.path), line if type(line) is int else None
-
-
 def diff_lines(page: Page, files: Sequence[FixedFile]) -> Iterator[str]:
     """The diffs of files, for a terminal."""
     for line in (line for file in files for line in file.diff.splitlines()):

@@ -11,7 +11,7 @@ from ckptmove.api import document
 from ckptmove.api.failures import Failure
 from ckptmove.api.inspection import Expectation, Inspection, InspectRequest
 from ckptmove.checkpoint.inventory.outline import OutlineLine
-from ckptmove.cli.render import conversion, github, inspection, verification
+from ckptmove.cli.render import conversion, github, inspection, report, verification
 from ckptmove.cli.render.renderer import ConvertAnswer, Detail, InspectAnswer, Summary
 from ckptmove.cli.render.text import Page
 from ckptmove.cli.streams import Output
@@ -156,10 +156,10 @@ def test_several_places_have_a_total() -> None:
 
 def test_a_run_that_fails_has_an_annotation_that_is_an_error() -> None:
     strict = answer(finding(severity=Severity.WARNING))._replace(exit_code=1)
-    *_, last = github.inspection_lines(strict)
+    *_, last = github.annotations_of(report.inspected(strict))
     assert last == "::error file=a.pth,title=inspect::a.pth: 1 warning (R302)"
     grave = answer(finding(severity=Severity.ERROR))._replace(exit_code=1)
-    assert len(list(github.inspection_lines(grave))) == 1
+    assert len(list(github.annotations_of(report.inspected(grave)))) == 1
 
 
 def edit(*names: str, cast=None) -> StorageEdit:
@@ -172,7 +172,7 @@ def test_a_storage_that_no_tensor_views() -> None:
     assert list(conversion.plan_lines(Page(), plan, verbose=False))[1] == "cpu   mps        0    8 B  target  none"
     unmet = answer(expectation=Expectation("mps", (edit(),), 0))
     assert any(line.startswith("  at  7 ") for line in inspection.inspection_lines(Page(), unmet))
-    (line,) = github.inspection_lines(unmet)
+    (line,) = github.annotations_of(report.inspected(unmet))
     assert line.startswith("::error file=a.pth,title=expect::")
     assert line.endswith(" mps: 7")
 
@@ -193,14 +193,17 @@ def test_what_was_written_is_told_with_its_rate_and_notes() -> None:
     instant = Converted(container="torch-zip", plan=plan, output="b.pth", bytes_copied=3, seconds=0.0)
     assert conversion.brief_line("a.pth", instant) == "wrote b.pth: 3 B in 0.00 s"
     notice = "::notice file=b.pth,title=convert::wrote b.pth: 3 B in 0.00 s"
-    assert list(github.conversion_lines(converted(instant))) == [notice]
+    assert list(github.annotations_of(report.converted(converted(instant)))) == [notice]
     missed = replace(instant, unmatched=(Unmatched("keep", "x", "matches no whole name"),))
-    assert list(github.conversion_lines(converted(missed))) == [
+    assert list(github.annotations_of(report.converted(converted(missed)))) == [
         "::warning file=a.pth,title=convert --keep::--keep x matches no whole name",
         notice,
     ]
     warned = converted(replace(instant, warnings=("rank1.pt is missing",)))
-    assert list(github.conversion_lines(warned)) == ["::warning file=a.pth,title=convert::rank1.pt is missing", notice]
+    assert list(github.annotations_of(report.converted(warned))) == [
+        "::warning file=a.pth,title=convert::rank1.pt is missing",
+        notice,
+    ]
     assert list(conversion.warning_lines(warned)) == ["warning: rank1.pt is missing"]
 
 
@@ -223,17 +226,19 @@ def test_findings_stand_below_the_checks() -> None:
         "1 error (N501)",
         "failed, real mps",
     ]
-    assert list(github.verification_lines(result)) == [
+    assert list(github.annotations_of(report.verified(result))) == [
         "::error file=a,title=verify numbers::NaN: 100%25",
         "::error file=a,title=N501 not-finite::NaN (at a)",
         "::error file=a,title=verify::failed, real mps",
     ]
     case = CheckResult(name="case", status="failed", detail="no", evidence=(("file", "train.py"), ("line", 22)))
-    assert "::error file=train.py,line=22,title=verify case::no" in github.verification_lines(
-        replace(result, checks=(case,))
+    assert "::error file=train.py,line=22,title=verify case::no" in github.annotations_of(
+        report.verified(replace(result, checks=(case,)))
     )
-    assert list(github.verification_lines(replace(result, passed=True, proven=True)))[-1].startswith("::notice ")
-    assert list(github.verification_lines(replace(result, passed=True)))[-1].startswith("::warning ")
+    assert list(github.annotations_of(report.verified(replace(result, passed=True, proven=True))))[-1].startswith(
+        "::notice "
+    )
+    assert list(github.annotations_of(report.verified(replace(result, passed=True))))[-1].startswith("::warning ")
 
 
 def verified(*checks, findings=(), passed=True, proven=True) -> Verdict:
