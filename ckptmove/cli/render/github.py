@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from ckptmove.api.failures import Failure
     from ckptmove.cli.render.renderer import Summary
-    from ckptmove.cli.render.report import Case, Report
+    from ckptmove.cli.render.report import Report, ReportCase
     from ckptmove.cli.streams import Output
     from ckptmove.findings.catalogue import Entry
 
 #: Levels of annotations, by the level of a case.
 _LEVELS: Final = {"error": "error", "warning": "warning", "info": "notice"}
-#: Titles of annotations with more than the name of their case, by its kind.
-_TITLES: Final = {"unmatched": "convert --{}", "source": "convert", "check": "verify {}", "difference": "diff {}"}
+#: What is before the name of a case in the title of its annotation, by its kind.
+_PREFIXES: Final = {"unmatched": "convert --", "check": "verify ", "difference": "diff "}
 #: Kinds of cases without an annotation.
 _LEFT_OUT: Final = frozenset({"remark", "proof", "unproven", "property"})
 #: Differences that come first.
@@ -73,7 +73,7 @@ def annotations_of(report: Report) -> Iterator[str]:
     """An annotation for each case that is no good news, and for the answer."""
     for case in sorted(report.cases, key=lambda case: _ORDER.get(case.name, len(_ORDER))):
         if case.kind not in _LEFT_OUT and (case.level in _LEVELS or case.kind == "fit"):
-            title = _TITLES.get(case.kind, "{}").format(case.name)
+            title = "convert" if case.kind == "source" else _PREFIXES.get(case.kind, "") + case.name
             yield _annotation(case.level, case.path or report.path, title, _message(case), case.line)
     if report.command == "convert":  # its cases say what failed
         path = report.path if report.status == "skipped" else report.output or report.path
@@ -84,7 +84,7 @@ def annotations_of(report: Report) -> Iterator[str]:
         yield _annotation(report.status, report.path, report.command, report.summary)
 
 
-def _message(case: Case) -> str:
+def _message(case: ReportCase) -> str:
     if case.kind == "difference":
         sides = " -> ".join(str(value) for _, value in case.figures)
         return ": ".join(filter(None, (*case.where, case.message or sides)))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
     from ckptmove.cli.render.renderer import Summary
-    from ckptmove.cli.render.report import Case, Report
+    from ckptmove.cli.render.report import Report, ReportCase
 
 
 class JUnitDocument(ReportRenderer, Document):
@@ -100,7 +100,7 @@ def _add_answer(suite: Element, report: Report) -> None:
         _add_result(_add_case(suite, "warnings"), "warning", warnings[0]).text = "\n".join(map(clean, warnings))
 
 
-def _add_other(suite: Element, case: Case, report: Report) -> None:
+def _add_other(suite: Element, case: ReportCase, report: Report) -> None:
     """Add a finding, ``--expect``, ``--fit`` or a property, with its names."""
     message, text = case.text, "\n".join(map(clean, case.where))
     if case.kind == "expect":
@@ -112,7 +112,7 @@ def _add_other(suite: Element, case: Case, report: Report) -> None:
     _add_result(_add_case(suite, case.name), case.level, message, strict=report.strict).text = text
 
 
-def _add_check(suite: Element, check: Case) -> None:
+def _add_check(suite: Element, check: ReportCase) -> None:
     case, detail = _add_case(suite, check.name), sentence(check.text)
     if check.level != "passed":
         _add_result(case, check.level, detail).text = detail

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ckptmove.api.failures import Failure
     from ckptmove.cli.render.renderer import Summary
-    from ckptmove.cli.render.report import Case, Report
+    from ckptmove.cli.render.report import Report, ReportCase
 
 _ICONS: Final = {
     "error": "❌",
@@ -62,7 +62,7 @@ class MarkdownDocument(ReportRenderer, Document):
 
     def add(self, report: Report) -> None:
         """Add a row for the checkpoint, and its blocks: tables of checks, findings and differences, and lines."""
-        cases: dict[str, list[Case]] = {}
+        cases: dict[str, list[ReportCase]] = {}
         for case in report.cases:
             cases.setdefault(case.kind, []).append(case)
         blocks: list[Sequence[str]] = []
@@ -113,7 +113,7 @@ def _row(report: Report) -> tuple[str, ...]:
     return *head, f"skipped, {code(report.output)} exists" if report.status == "skipped" else prose(report.summary)
 
 
-def _checks(path: str, checks: Sequence[Case]) -> list[str]:
+def _checks(path: str, checks: Sequence[ReportCase]) -> list[str]:
     """The table of checks, open if one failed."""
     table = _table(("", "check", "result"), [(_ICONS[one.level], one.name, _detail(one)) for one in checks])
     opened = " open" if any(one.level == "error" for one in checks) else ""
@@ -121,18 +121,18 @@ def _checks(path: str, checks: Sequence[Case]) -> list[str]:
     return [f"<details{opened}><summary>{summary}</summary>", "", *table, "", "</details>"]
 
 
-def _findings(path: str, findings: Sequence[Case]) -> list[str]:
+def _findings(path: str, findings: Sequence[ReportCase]) -> list[str]:
     """The table of findings, the worst first."""
     worst_first = sorted(findings, key=lambda finding: [*_ICONS].index(finding.level))
     return [f"Findings in {code(path)}", "", *_table(("", "finding", "problem", "fix"), map(_finding, worst_first))]
 
 
-def _difference(case: Case) -> tuple[str, ...]:
+def _difference(case: ReportCase) -> tuple[str, ...]:
     sides = (prose(case.message), "") if case.message else [code(str(value)) for _, value in case.figures] or ("", "")
     return "not compared" if case.name == "uncompared" else case.name, *map(code, case.where), *sides
 
 
-def _line(case: Case) -> str:
+def _line(case: ReportCase) -> str:
     if case.kind == "expect":
         return f"{_ICONS['error']} Not on {code(str(dict(case.figures)['device']))}: {first_names(case.where, code)}"
     # An option without a match is no error of the checkpoint.
@@ -155,7 +155,7 @@ def _escaped(text: str) -> str:
     return plain.replace("://", f":{_NOTHING}//").replace("www.", f"www{_NOTHING}.")
 
 
-def _finding(finding: Case) -> tuple[str, ...]:
+def _finding(finding: ReportCase) -> tuple[str, ...]:
     where = f" (at {first_names(finding.where, code)})" if finding.where else ""
     fix = code(finding.fix) if finding.fix else ""
     return _ICONS[finding.level], finding.name, f"{prose(finding.message)}{where}", fix
@@ -166,7 +166,7 @@ def _failure(failure: Failure) -> tuple[str, ...]:
     return _ICONS["error"], f"{path}{prose(failure.message)}", prose(failure.hint)
 
 
-def _detail(check: Case) -> str:
+def _detail(check: ReportCase) -> str:
     fix = [f"fix: {code(check.fix)}"] if check.fix else []
     return "<br>".join([*map(prose, check.parts), *fix])
 

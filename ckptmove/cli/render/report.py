@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _LEVELS: Final = {"failed": "error", "unproven": "warning"}
 
 
-class Case(NamedTuple):
+class ReportCase(NamedTuple):
     """One statement of a report. A format has the kinds that it selects."""
 
     kind: str  # `finding`, `check`, `difference` and so on
@@ -47,7 +47,7 @@ class Report(NamedTuple):
     path: str  # the checkpoint
     status: str  # a level, as of cases
     summary: str  # the answer in one line
-    cases: tuple[Case, ...] = ()
+    cases: tuple[ReportCase, ...] = ()
     output: str = ""  # file that was written, or exists already
     reference: str = ""  # checkpoint that it was compared with
     strict: bool = False  # whether warnings are failures, as differences are
@@ -95,14 +95,14 @@ def inspected(answer: InspectAnswer) -> Report:
     result, inventory = answer.result, answer.result.inventory
     cases = _findings(result.findings)
     if result.unchecked:
-        cases.append(Case("unchecked", "inspect --check", "info", unchecked_line(result)))
+        cases.append(ReportCase("unchecked", "inspect --check", "info", unchecked_line(result)))
     expectation, fit = result.expectation, result.fit
     if expectation is not None:
         names = (*expectation.misplaced_names,)
         level, message = ("error", f"not on {expectation.device}") if names else ("passed", "")
-        cases.append(Case("expect", "expect", level, message, names, figures=(("device", expectation.device),)))
+        cases.append(ReportCase("expect", "expect", level, message, names, figures=(("device", expectation.device),)))
     if fit is not None:
-        cases.append(Case("fit", "fit", "passed" if fit.fits else "error", str(fit)))
+        cases.append(ReportCase("fit", "fit", "passed" if fit.fits else "error", str(fit)))
     forms = dict.fromkeys((inventory.container, inventory.layout, size(inventory.size_bytes)))
     facts = (
         ("format", tuple(forms)),
@@ -122,9 +122,9 @@ def converted(answer: ConvertAnswer) -> Report:
     path, result = answer.request.path, answer.result
     level = "error" if answer.exit_code else "warning"
     cases = (
-        *(Case("unmatched", one.option, level, str(one)) for one in result.unmatched),
-        *(Case("source", "source", "warning", warning) for warning in result.warnings),
-        *(Case("remark", "convert note", "info", note) for note in result.notes),
+        *(ReportCase("unmatched", one.option, level, str(one)) for one in result.unmatched),
+        *(ReportCase("source", "source", "warning", warning) for warning in result.warnings),
+        *(ReportCase("remark", "convert note", "info", note) for note in result.notes),
     )
     status = "error" if answer.exit_code else "passed"
     return Report("convert", path, status, brief_line(path, result), cases, output=result.output or "")
@@ -141,15 +141,15 @@ def verified(result: Verdict, *, strict: bool = False) -> Report:
         file, line = str(figures.get("file") or ""), figures.get("line")
         level, detail = _LEVELS.get(check.status, check.status), check.detail.removesuffix(f"; fix: {check.fix}")
         place, parts = (file, line if type(line) is int else None), tuple(detail_texts(check))
-        cases.append(Case("check", check.name, level, detail, (), check.fix, *place, parts, check.evidence))
+        cases.append(ReportCase("check", check.name, level, detail, (), check.fix, *place, parts, check.evidence))
     cases += _findings(result.findings)
-    cases += (Case("edit", "verify --fix", "info", fixed_line(one), path=one.path) for one in result.fixed)
+    cases += (ReportCase("edit", "verify --fix", "info", fixed_line(one), path=one.path) for one in result.fixed)
     level = "passed" if result.proven else "error" if strict else "warning"
-    cases.append(Case("unproven" if result.passed and not result.proven else "proof", "proven", level, summary))
+    cases.append(ReportCase("unproven" if result.passed and not result.proven else "proof", "proven", level, summary))
     if strict:
         codes = ", ".join(warned(result))
-        message = f"--strict fails on warnings: {codes}"
-        cases.append(Case("proof", "warnings", "error", message) if codes else Case("proof", "warnings", "passed"))
+        message = f"--strict fails on warnings: {codes}" if codes else "no warnings"
+        cases.append(ReportCase("proof", "warnings", "error" if codes else "passed", message))
     status = status_of(result, strict=strict)
     return Report("verify", result.path, _LEVELS.get(status, status), summary, tuple(cases))
 
@@ -159,24 +159,26 @@ def compared(result: Differences) -> Report:
     from ckptmove.cli.render.difference import apart_in_words, brief_line
     from ckptmove.comparison.differences import What
 
-    cases = [Case("difference", "removed", "warning", where=(name,)) for name in result.removed]
-    cases += (Case("difference", "added", "warning", where=(name,)) for name in result.added)
+    cases = [ReportCase("difference", "removed", "warning", where=(name,)) for name in result.removed]
+    cases += (ReportCase("difference", "added", "warning", where=(name,)) for name in result.added)
     for one in result.changed:
         how = "" if one.gap is None else apart_in_words(result, one.gap)
         sides = (("from", one.source), ("to", one.target))
-        cases.append(Case("difference", one.what, "warning", how, (one.name,), figures=sides))
-    cases += (Case("difference", "uncompared", "warning", one.reason, (one.name,)) for one in result.uncompared)
+        cases.append(ReportCase("difference", one.what, "warning", how, (one.name,), figures=sides))
+    cases += (ReportCase("difference", "uncompared", "warning", one.reason, (one.name,)) for one in result.uncompared)
     names: dict[str, list[str]] = {what: [] for what in ("removed", "added", *get_args(What), "uncompared")}
     for case in cases:
         names[case.name] += case.where
-    cases += (Case("property", what, "warning" if own else "passed", where=(*own,)) for what, own in names.items())
-    cases += (Case("note", "diff note", "info", note) for note in result.notes)
+    cases += (
+        ReportCase("property", what, "warning" if own else "passed", where=(*own,)) for what, own in names.items()
+    )
+    cases += (ReportCase("note", "diff note", "info", note) for note in result.notes)
     status = "passed" if result.same else "error"
     return Report("diff", result.second, status, brief_line(result), tuple(cases), reference=result.first, strict=True)
 
 
-def _findings(findings: Sequence[Finding]) -> list[Case]:
+def _findings(findings: Sequence[Finding]) -> list[ReportCase]:
     return [
-        Case("finding", f"{one.code} {one.name}", one.severity.value, one.message, one.where, one.fix)
+        ReportCase("finding", f"{one.code} {one.name}", one.severity.value, one.message, one.where, one.fix)
         for one in findings
     ]

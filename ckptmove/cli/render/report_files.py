@@ -36,7 +36,12 @@ def with_files(main: Renderer, command: str, reports: Sequence[str], paths: Sequ
 
     An error that ends the command is written to them. No report may replace one of the paths.
     """
-    renderer = _Reports(main, _open_files(reports, paths))
+    files: list[ReportFile] = []
+    mode = shared_mode(paths)
+    for word in reports:
+        path, document = open_document(word)
+        files.append(ReportFile(path, document, [*paths, *(file.path for file in files)], mode))
+    renderer = _Reports(main, files)
     try:
         yield renderer
     except CkptMoveError as error:
@@ -68,15 +73,6 @@ def replace_earlier(
         for path, document in [open_document(value) for value in values]:
             if os.path.exists(path):
                 ReportFile(path, document, ()).write(summary)
-
-
-def _open_files(reports: Sequence[str], paths: Sequence[str]) -> list[ReportFile]:
-    files: list[ReportFile] = []
-    mode = shared_mode(paths)
-    for word in reports:
-        path, document = open_document(word)
-        files.append(ReportFile(path, document, [*paths, *(file.path for file in files)], mode))
-    return files
 
 
 class _Reports(Renderer):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ckptmove import __version__
 from ckptmove.cli.render.renderer import Document
-from ckptmove.cli.render.report import Case, ReportRenderer
+from ckptmove.cli.render.report import ReportCase, ReportRenderer
 from ckptmove.cli.render.text import sentence
 
 if TYPE_CHECKING:
@@ -50,11 +50,15 @@ class SarifDocument(ReportRenderer, Document):
     def add(self, report: Report) -> None:
         """Add the findings, and what failed or is doubtful; options without a match come last."""
         for case in sorted(report.cases, key=lambda case: case.kind == "unmatched"):
-            text = case.text
-            if case.kind == "property":
+            rule, text = f"{report.command}/{case.name}", case.text
+            if case.kind == "finding":
+                rule = case.name.partition(" ")[0]
+            elif case.kind == "unproven":
+                rule = f"{report.command}/unproven"
+            elif case.kind == "property":
                 text = f"{case.name}: {len(case.where):,} differences from {report.reference}"
             if case.kind in _KINDS and case.level in _LEVELS:
-                self._add(_rule_of(case, report.command), case, text, report.path)
+                self._add(rule, case, text, report.path)
 
     def document(self, summary: Summary) -> str:
         """The document. An error is a notification of the run; one of a file is also a result."""
@@ -63,7 +67,9 @@ class SarifDocument(ReportRenderer, Document):
         notes = []
         for failure in summary.failures:
             if failure.path is not None:
-                self._add(f"error/{failure.kind}", Case("error", failure.kind, "error"), failure.text, failure.path)
+                self._add(
+                    f"error/{failure.kind}", ReportCase("error", failure.kind, "error"), failure.text, failure.path
+                )
             message = {"text": sentence(f"{failure.path}: {failure.text}" if failure.path else failure.text)}
             notes.append({"level": "error", "message": message, "descriptor": {"id": failure.kind}})
         ids = list(dict.fromkeys(one["ruleId"] for one in self._results))
@@ -80,7 +86,7 @@ class SarifDocument(ReportRenderer, Document):
         }
         return f"{dumps({'$schema': SCHEMA, 'version': '2.1.0', 'runs': [run]})}\n"
 
-    def _add(self, rule: str, case: Case, text: str, path: str) -> None:
+    def _add(self, rule: str, case: ReportCase, text: str, path: str) -> None:
         names = case.where
         more = f" (+{len(names) - _SHOWN:,} more)" if len(names) > _SHOWN else ""
         # GitHub shows only locations with a line, also of a file without lines.
@@ -90,12 +96,6 @@ class SarifDocument(ReportRenderer, Document):
             place["logicalLocations"] = [{"fullyQualifiedName": sentence(name)} for name in names[:_SHOWN]]
         message = {"text": sentence(text) + more}
         self._results.append({"ruleId": rule, "level": _LEVELS[case.level], "message": message, "locations": [place]})
-
-
-def _rule_of(case: Case, command: str) -> str:
-    if case.kind == "finding":
-        return case.name.partition(" ")[0]
-    return f"{command}/{'unproven' if case.kind == 'unproven' else case.name}"
 
 
 def _rule(rule: str) -> _Json:
