@@ -22,6 +22,7 @@ from ckptmove.io.cores import cores
 from ckptmove.moves import MoveRequest, Remap
 from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.checks import CASE, CHECKS, SCRIPT, skipped
+from ckptmove.proof.codec import dumps
 from ckptmove.proof.evidence import Verdict
 from ckptmove.proof.file_checks import check_file, check_structure
 from ckptmove.proof.machine import PackageMissing
@@ -157,7 +158,7 @@ def _start(
         with suppress(OSError):  # the system has no room for a copy of this process
             return running.enter_context(forked(load))
     variables = None if asked.runs_own_code else ONE_THREAD
-    return running.enter_context(child(command or worker_command(), asked.to_json(), variables))
+    return running.enter_context(child(command or worker_command(), dumps(asked), variables))
 
 
 def refuse_request(request: VerifyRequest) -> None:

@@ -5,7 +5,6 @@ Its standard output carries only its answers: one JSON document on each line, wr
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -22,10 +21,12 @@ from ckptmove.conversion.remap.expected import expected
 from ckptmove.errors import CaseUnusable, OutOfMemory, UsageError
 from ckptmove.moves import Remap
 from ckptmove.opening.checkpoint import open_checkpoint
-from ckptmove.proof.checks import check_to_json, failed, finding_to_json
+from ckptmove.proof.checks import Offenders, failed
+from ckptmove.proof.codec import loads
 from ckptmove.proof.place import find_site
 from ckptmove.proof.processes.group import Follower, Leader, start_others
 from ckptmove.proof.processes.memory import limit_memory, memory_hint, with_hint
+from ckptmove.proof.processes.messages import Message
 from ckptmove.proof.processes.shares import ONE_PROCESS, share
 from ckptmove.proof.processes.uncompiled import leave_out_dynamo, uncompiled_calls
 from ckptmove.proof.request import VerifyRequest
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from ckptmove.proof.processes.child import Child
     from ckptmove.proof.processes.shares import ProcessGroup, Share
 
-    Emit = Callable[[dict[str, object]], None]
+    Emit = Callable[[Message], None]
 
 
 class Opened(NamedTuple):
@@ -63,7 +64,7 @@ class Opened(NamedTuple):
 
 def main() -> None:
     """Answer the request in the last command-line argument."""
-    work(VerifyRequest.from_json(sys.argv[-1]))
+    work(loads(VerifyRequest, sys.argv[-1]))
 
 
 def work(request: VerifyRequest, opened: Opened | None = None) -> None:
@@ -101,8 +102,8 @@ def _answer(request: VerifyRequest, opened: Opened, others: Sequence[Child], *, 
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
 
-    def emit(message: dict[str, object]) -> None:
-        answers.write(f"{json.dumps(with_hint(message) if is_limited else message)}\n".encode())
+    def emit(message: Message) -> None:
+        answers.write((with_hint(message) if is_limited else message).line().encode())
         answers.flush()
 
     with answers, ExitStack() as stack:
@@ -110,7 +111,7 @@ def _answer(request: VerifyRequest, opened: Opened, others: Sequence[Child], *, 
             group: ProcessGroup = Follower(request, emit) if request.rank else ONE_PROCESS
             run(request, emit, stack.enter_context(Leader(others, emit)) if others else group, opened)
         except UsageError as error:
-            emit({"refusal": spelled(error.message)})
+            emit(Message(refusal=spelled(error.message)))
 
 
 @contextmanager
@@ -152,11 +153,11 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, o
     """
     site = find_site(request.to or "cpu")
     if group.rank == 0:
-        emit({"mode": site.mode})
+        emit(Message(mode=site.mode))
     if request.optimizer is not None and request.optimizer not in BY_NAME:
-        emit({"imports": request.optimizer})
+        emit(Message(imports=request.optimizer))
         optimizer_class(request.optimizer)
-        emit({"imports": ""})
+        emit(Message(imports=""))
     with ExitStack() as stack:
         checkpoint, source = stack.enter_context(_open(request)) if opened is None else opened
         inventory = checkpoint.inventory
@@ -183,11 +184,11 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, o
             resume(bench, group)
             return
         for check in (restore, numbers.check(request.ignore)):
-            emit({"check": check_to_json(_of_sample(check, sample))})
+            emit(Message(check=_of_sample(check, sample)))
         for finding in numbers.findings():
-            emit({"finding": finding_to_json(finding)})
+            emit(Message(finding=finding))
         for check in resume(bench, group):
-            emit({"check": check_to_json(_of_sample(check, sample))})
+            emit(Message(check=_of_sample(check, sample)))
         if request.runs_training:
             _emit_training(bench, emit)
 
@@ -196,7 +197,7 @@ def _emit_training(bench: Bench, emit: Emit) -> None:
     from ckptmove.training.code.entrance import edited_sources  # for --case and --script only
 
     def answer(check: CheckResult) -> None:
-        emit({"check": check_to_json(check)})
+        emit(Message(check=check))
 
     request = bench.request
     try:
@@ -210,7 +211,7 @@ def _emit_training(bench: Bench, emit: Emit) -> None:
 
                 answer(check_script(bench, request.script, request.script_args, answer))
     except CaseUnusable as error:
-        emit({"unusable": error.message.removeprefix("--case: ")})
+        emit(Message(unusable=error.message.removeprefix("--case: ")))
 
 
 def _of_sample(check: CheckResult, sample: Sample | None) -> CheckResult:
@@ -240,7 +241,9 @@ def _with_original(
     found = find_counterparts(*sides)
     names, is_compact = None if part is None else part.names, request.remap.compact
     lost, notes = differences(*sides, found, request.limits, names, compact=is_compact)
-    if any(one["differ"] for one in group.gather({"differ": bool(lost)})):
+    of_all = Offenders(lost.count)
+    group.join(of_all)
+    if of_all.count > lost.count:
         lost, notes = differences(*sides, found, request.limits, compact=is_compact)
     other.require_unchanged()
     original = OriginalTensors(found, other.inventory, WithWrappers(stored, LoadedFiles(other.parts, stored)))

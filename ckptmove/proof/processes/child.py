@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
-import json
 import os
 import signal
 import subprocess
@@ -18,12 +17,13 @@ import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, cast
+from typing import IO, TYPE_CHECKING, Final, NamedTuple, NoReturn, cast
 
 from ckptmove.errors import CaseUnusable, UsageError
-from ckptmove.proof.checks import CASE, SCRIPT, check_from_json, failed, finding_from_json, skipped
+from ckptmove.proof.checks import CASE, SCRIPT, failed, skipped
 from ckptmove.proof.machine import ChildKilled, TorchBroken
 from ckptmove.proof.processes.forking import Forked, fork
+from ckptmove.proof.processes.messages import Message, RunFacts, read_message
 from ckptmove.proof.processes.strays import MARK, end_strays
 from ckptmove.text import Argument
 
@@ -83,8 +83,22 @@ class Answers:
     #: results by name. Checks that the child did not reach are failed or skipped.
     checks: dict[str, CheckResult] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)  # findings about the stored values
-    #: facts about the run of several ranks, by name; of a name that repeats, the last one.
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: RunFacts = field(default_factory=RunFacts)  # facts about the run of several ranks
+
+    def take(self, message: Message) -> None:
+        """Add a message."""
+        if message.check is not None:
+            self.checks[message.check.name] = message.check
+        elif message.finding is not None:
+            self.findings.append(message.finding)
+        self.facts = self.facts.updated(message.facts or RunFacts())
+        self.torch = message.torch or self.torch
+        self.mode = message.mode or self.mode
+        self.unusable = message.unusable or self.unusable
+        if message.imports is not None:
+            self.imports = message.imports
+        if message.refusal is not None:
+            self.imports, self.refusal = "", message.refusal
 
     def require_usable(self) -> None:
         """Check that the child could begin, and that nothing outside has ended it."""
@@ -155,8 +169,11 @@ class Child:
         answers = Answers()
         output = ""
         for line in self.process.stdout or ():
-            if not _take(line, answers):
+            message = read_message(line)
+            if message is None:
                 output = (output + line)[:_LONGEST_LINE]
+            else:
+                answers.take(message)
             if stage is not None:
                 pending = next((name for name in wanted if name not in answers.checks), "finishing")
                 stage("importing torch" if answers.mode is None else pending)
@@ -245,12 +262,12 @@ def begin(load: Callable[[], Callable[[], object]], *, is_fork: bool = False) ->
     try:
         if is_fork:
             _set_as_started()
-        os.write(1, b'{"torch": "importing"}\n')
+        os.write(1, Message(torch="importing").line().encode())
         # The garbage collector would take a tenth of the time of the imports, and later visit their objects in vain.
         gc.disable()
         import torch  # noqa: F401  # an error of the import is not one of the work
 
-        os.write(1, b'{"torch": "imported"}\n')
+        os.write(1, Message(torch="imported").line().encode())
         work = load()
         gc.freeze()
         gc.enable()
@@ -316,32 +333,6 @@ def _fill_missing(answers: Answers, ending: _Ending, wanted: Sequence[str]) -> N
         answers.checks[missing[0]] = failed(missing[0], reason, exit_code=ending.code)
     for name in missing[1:]:
         answers.checks[name] = skipped(name, "not reached: the process that runs this check has ended")
-
-
-def _take(line: str, answers: Answers) -> bool:
-    """Parse one line of the child's output; return whether it was a message."""
-    try:
-        message: dict[str, Any] = json.loads(line)
-        if "check" in message:
-            check = check_from_json(message["check"])
-            answers.checks[check.name] = check
-        elif "finding" in message:
-            answers.findings.append(finding_from_json(message["finding"]))
-        elif "fact" in message:
-            answers.facts |= message["fact"]
-        elif "unusable" in message:
-            answers.unusable = message["unusable"]
-        elif "imports" in message:
-            answers.imports = message["imports"]
-        elif "refusal" in message:
-            answers.imports, answers.refusal = "", message["refusal"]
-        elif "torch" in message:
-            answers.torch = message["torch"]
-        else:
-            answers.mode = message["mode"]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return False
-    return True
 
 
 def _last_line(errors: str) -> str:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 from threading import Thread
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import IO, TYPE_CHECKING, Final, cast
 
+from ckptmove.proof.codec import dumps, from_plain, to_plain
 from ckptmove.proof.processes.child import ONE_THREAD, Child, child, end_of, worker_command
 from ckptmove.proof.processes.forking import can_fork, fork
+from ckptmove.proof.processes.messages import Message, read_message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
+    from contextlib import ExitStack
 
     from typing_extensions import Self
 
+    from ckptmove.proof.checks import Tally
     from ckptmove.proof.request import VerifyRequest
 
-    Emit = Callable[[dict[str, object]], None]
+    Emit = Callable[[Message], None]
 
 #: Seconds that another process has to end after the first one: its exit functions have two.
 _EXIT_SECONDS: Final = 3
@@ -50,7 +52,7 @@ def start_others(request: VerifyRequest, stack: ExitStack) -> tuple[VerifyReques
                 others.append(Child(stack.enter_context(process)))
             else:
                 variables = None if request.runs_own_code else ONE_THREAD
-                others.append(stack.enter_context(child(worker_command(), asked.to_json(), variables)))
+                others.append(stack.enter_context(child(worker_command(), dumps(asked), variables)))
     except OSError:
         stack.close()
         return request._replace(jobs=1), []
@@ -64,10 +66,9 @@ class Follower:
         self.rank, self.size = request.rank, cast("int", request.jobs)
         self._emit = emit
 
-    def gather(self, value: dict[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Send the results of this process to the first one."""
-        self._emit({"gathered": value})
-        return ()
+    def join(self, tally: Tally) -> None:
+        """Send the tally of this process to the first one."""
+        self._emit(Message(joined=to_plain(tally)))
 
 
 class Leader:
@@ -88,13 +89,13 @@ class Leader:
         for other in self._others:
             other.leave(_EXIT_SECONDS if error is None else 0)
 
-    def gather(self, value: dict[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Wait for the results of the others."""
-        del value
+    def join(self, tally: Tally) -> None:
+        """Wait for the tallies of the others, and add them."""
         results = [other.results.get() for other in self._others]
         if None in results:
             raise ChildProcessError("another process of this verification ended before it sent its results")
-        return cast("list[Mapping[str, Any]]", results)
+        for result in results:
+            tally.join(from_plain(type(tally), result))
 
 
 class _Other(Thread):
@@ -102,8 +103,8 @@ class _Other(Thread):
 
     def __init__(self, started: Child, emit: Emit) -> None:
         super().__init__(daemon=True)
-        #: Results of the process, in order; None after the last ones.
-        self.results: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
+        #: Tallies of the process, in order; None after the last one.
+        self.results: SimpleQueue[object] = SimpleQueue()
         self._child, self._process, self._emit = started, started.process, emit
         self._is_left = False
 
@@ -112,14 +113,15 @@ class _Other(Thread):
         errors: list[str] = []
         drain = Thread(target=lambda: errors.append(end_of(cast("IO[str]", self._process.stderr))), daemon=True)
         drain.start()
-        told: list[dict[str, Any]] = []
+        told: list[Message] = []
         for line in cast("IO[str]", self._process.stdout):
-            with suppress(ValueError):  # it was killed before the end of a line
-                message = json.loads(line)
-                if "gathered" in message:
-                    self.results.put(message["gathered"])
-                else:
-                    told.append(message)
+            message = read_message(line)
+            if message is None:
+                continue  # it was killed before the end of the line
+            if message.joined is not None:
+                self.results.put(message.joined)
+            else:
+                told.append(message)
         code = self._process.wait()
         drain.join()
         if not self._is_left:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heapq import heapreplace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from ckptmove.formats.facts import facts_of
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.model import OptimizerRecord
+    from ckptmove.proof.checks import Tally
 
 
 class Share(NamedTuple):
@@ -30,8 +31,8 @@ class ProcessGroup(Protocol):
     rank: int  # index of this process
     size: int  # number of processes
 
-    def gather(self, value: dict[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Send a JSON object to the process of rank 0; there, return those of the others, in the order of the ranks."""
+    def join(self, tally: Tally) -> None:
+        """Send a tally to the process of rank 0; there, add those of the others to it, in the order of the ranks."""
         ...
 
 
@@ -41,10 +42,8 @@ class _OneProcess:
     rank = 0
     size = 1
 
-    def gather(self, value: dict[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Return nothing: there is no other process."""
-        del value
-        return ()
+    def join(self, tally: Tally) -> None:
+        """Add nothing: there is no other process."""
 
 
 ONE_PROCESS: Final[ProcessGroup] = _OneProcess()

@@ -26,7 +26,7 @@ from ckptmove.proof.restored.program import program_pickles, program_tensors
 from ckptmove.torch_facts.weights_only import DTENSOR_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ckptmove.assembled.part import AssembledPart
     from ckptmove.checkpoint.parts import FilePart, OpenPart
@@ -230,11 +230,11 @@ class LoadedFiles:
         return "safetensors returns" if len(loaders) == 1 else "torch.load and safetensors return"
 
     def results(self) -> dict[str, tuple[str, str]]:
-        """Reasons and errors of the files that this process loaded, by name, as JSON for another process."""
+        """Reasons and errors of the files that this process loaded, by name."""
         return {name: (loaded.refusal, loaded.error) for name, loaded in self._all()}
 
-    def join(self, results: Mapping[str, Sequence[str]]) -> None:
-        """Add results of another process, from the result of :meth:`results`."""
+    def add(self, results: Mapping[str, tuple[str, str]]) -> None:
+        """Add results of other processes."""
         for name, (refusal, error) in results.items():
             self._others[name] = Loaded(refusal=refusal, error=error)
 

@@ -10,7 +10,8 @@ import torch
 
 from ckptmove.checkpoint.state_dicts import is_buffer
 from ckptmove.findings.catalogue import found
-from ckptmove.proof.checks import Joined, Offenders, failed, passed, skipped
+from ckptmove.proof.checks import Offenders, Tally, failed, passed, skipped
+from ckptmove.proof.step.counters import CounterFaults
 from ckptmove.proof.tensors.stored import distinct
 from ckptmove.text import amount
 from ckptmove.torch_facts.optimizers import magnitudes
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from ckptmove.model import Finding, Inventory, TensorRecord
     from ckptmove.proof.evidence import CheckResult
-    from ckptmove.proof.step.counters import CounterFaults
 
 #: Roles whose values training continues from. Values of other roles, for example a metric, may be infinite.
 _ROLES: Final = frozenset({"model", "optimizer", "ema", "scaler", "scheduler", "criterion"})
@@ -33,13 +33,13 @@ _NOT_COMPARED: Final = frozenset({"float4_e2m1fn_x2"})
 
 
 @dataclass(slots=True)
-class NumbersTally(Joined):
+class NumbersTally(Tally):
     """Figures and faults of the values checked so far."""
 
     #: for each state tensor by name, its key (``exp_avg_sq``) and its optimizer's class.
-    _state_keys: dict[str, tuple[str, str | None]]
-    _trained: frozenset[str]  # names of the tensors that an optimizer trains; empty if unknown
-    _counters: CounterFaults  # step counts
+    _state_keys: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    _trained: frozenset[str] = frozenset()  # names of the tensors that an optimizer trains; empty if unknown
+    _counters: CounterFaults = field(default_factory=CounterFaults)  # step counts
     tensors: int = 0  # tensors checked
     elements: int = 0  # number of their values
     infinite_buffers: int = 0  # buffers with legitimate infinities
@@ -50,6 +50,7 @@ class NumbersTally(Joined):
     where_not_finite: list[tuple[int, str]] = field(default_factory=list)
     #: names of the tensors and step counts in ``negative``, with the index of each.
     where_negative: list[tuple[int, str]] = field(default_factory=list)
+    _index: int = -1  # index of the tensor that is being checked; before the first one, of step counts
 
     @classmethod
     def of(cls, inventory: Inventory, trained: frozenset[str], counters: CounterFaults) -> NumbersTally:
@@ -64,10 +65,15 @@ class NumbersTally(Joined):
             trained,
             counters,
         )
-        tally.set_place(-1)  # before the first tensor
+        tally.set_index(-1)
         for path, count in counters.negative:
             tally.note_negative(path, count)
         return tally
+
+    def set_index(self, index: int) -> None:
+        """Set the index of the tensor that is being checked."""
+        self._index = index
+        Tally.set_index(self, index)
 
     def look(self, record: TensorRecord, values: torch.Tensor) -> None:
         """Check the values of one dense tensor of the checkpoint."""
@@ -89,7 +95,7 @@ class NumbersTally(Joined):
     def note_negative(self, name: str, value: float) -> None:
         """Add a second moment, a variance or a step count that is below zero."""
         self.negative.add(f"{name} holds {value:.6g}")
-        self.where_negative.append((self.negative.place, name))
+        self.where_negative.append((self._index, name))
 
     def check(self, ignored: Collection[str]) -> CheckResult:
         """The result of the check. Faults whose finding code is ignored do not fail it."""
@@ -181,7 +187,7 @@ class NumbersTally(Joined):
             return
         parts = [amount(nans, "NaN")] * bool(nans) + [f"{infinities:,} Inf"] * bool(infinities)
         self.not_finite.add(f"{record.name} holds {' and '.join(parts)} in {amount(values.numel(), 'value')}")
-        self.where_not_finite.append((self.not_finite.place, record.name))
+        self.where_not_finite.append((self._index, record.name))
 
 
 def comparable(values: torch.Tensor) -> torch.Tensor:

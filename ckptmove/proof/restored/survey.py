@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ckptmove.lazy.geometry import extent_numel
-from ckptmove.proof.checks import Joined, Offenders, failed, passed, skipped
+from ckptmove.proof.checks import UNITED, Offenders, Tally, failed, passed, skipped
 from ckptmove.proof.processes.shares import ONE_PROCESS
+from ckptmove.proof.restored.numbers import NumbersTally  # noqa: TC001  # the codec reads the annotations
 from ckptmove.proof.restored.pages import PagesOfFiles
 from ckptmove.proof.restored.pieces import PiecesTally, compare_pieces, load_objects
 from ckptmove.proof.tensors.dtypes import dtype_of
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ckptmove.proof.evidence import CheckResult
     from ckptmove.proof.processes.shares import ProcessGroup, Share
     from ckptmove.proof.restored.loaded import LoadedFiles
-    from ckptmove.proof.restored.numbers import NumbersTally
     from ckptmove.proof.sampling import Sample
     from ckptmove.proof.tensors.pieces import TensorSource, Window
     from ckptmove.proof.tensors.stored import StoredExtent, StoredTensors
@@ -42,16 +42,26 @@ _DAMAGED: Final = "PytorchStreamReader failed"
 
 
 @dataclass(slots=True)
-class RestoreTally(Joined):
+class RestoreTally(Tally):
     """Figures and faults of the comparison so far."""
 
     compared: int = 0  # tensors compared with torch's
     nbytes: int = 0  # bytes compared
-    apart: Counter[str] = field(default_factory=Counter)  # number of tensors without bytes to compare, by kind
+    apart: dict[str, int] = field(default_factory=Counter)  # number of tensors without bytes to compare, by kind
     differing: Offenders = field(default_factory=Offenders)  # tensors that differ, and how
     unreadable: Offenders = field(default_factory=Offenders)  # tensors whose bytes are encoded or incomplete
     lost: Offenders = field(default_factory=Offenders)  # tensors with shards in missing files
     pieces: PiecesTally = field(default_factory=PiecesTally)  # results for tensors in several files
+
+
+@dataclass(slots=True)
+class SurveyTally(Tally):
+    """Results of one pass over the tensors."""
+
+    restore: RestoreTally
+    numbers: NumbersTally
+    #: refusals and errors of the loaded files, by name.
+    files: dict[str, tuple[str, str]] = field(default_factory=dict, metadata=UNITED)
 
 
 def places(inventory: Inventory) -> dict[tuple[str, str | None, int], int]:
@@ -98,6 +108,7 @@ def survey(
     """
     comparison = _LoadComparison(stored, loaded)
     tally = comparison.tally
+    both = SurveyTally(tally, numbers)
     is_first = share is None or share.is_first
     for record in inventory.tensors:
         if is_first and record.kind in NOT_COMPARED:
@@ -106,8 +117,7 @@ def survey(
     encoded = {fact.storage_key for fact in inventory.facts if fact.kind == "encoded-storage"}
     chosen = sample or share
     for index, record in dense_records(inventory, None if chosen is None else chosen.names):
-        tally.set_place(index)
-        numbers.set_place(index)
+        both.set_index(index)
         place = stored.place(record)
         if place is None:
             if record.storage in encoded:
@@ -125,11 +135,10 @@ def survey(
     for part in loaded.all_assembled:
         comparison.compare_objects(part, is_first=is_first)
     loaded.release()
-    results = {"restore": tally.to_json(), "numbers": numbers.to_json(), "files": loaded.results()}
-    for other in group.gather(results):
-        tally.join(other["restore"])
-        numbers.join(other["numbers"])
-        loaded.join(other["files"])
+    if group.size > 1:
+        both.files = loaded.results()
+        group.join(both)
+        loaded.add(both.files)
     total = len(inventory.tensors)
     return _outcome(inventory, tally, loaded, total, total if sample is None else sample.size.tensors)
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from ckptmove.errors import CaseUnusable
-from ckptmove.proof.checks import CASE, check_to_json, passed, skipped
+from ckptmove.proof.checks import CASE, passed, skipped
+from ckptmove.proof.evidence import RankFault
+from ckptmove.proof.processes.messages import Message, RunFacts
 from ckptmove.text import amount, some
 from ckptmove.training.case.step import loss_of, one_batch
 from ckptmove.training.mesh.faults import MESH_CHECKS, rank_failure
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from ckptmove.proof.place import StepDevice
     from ckptmove.training.mesh.group import Ranks
 
-    Emit = Callable[[dict[str, object]], None]
+    Emit = Callable[[Message], None]
 
 #: Faults of single ranks in the evidence.
 _MOST_FAULTS: Final = 100
@@ -43,7 +45,7 @@ class Setting(NamedTuple):
     lacking: str  # why the step fails even without a fault, if a real target is required; empty otherwise
     seed: int  # seed of the gradients
     exact: bool  # whether results must equal those of a single process bit for bit
-    emit: Emit  # called on the first rank with each check, as of `check_to_json`, and the faults of its ranks
+    emit: Emit  # called on the first rank with each check, and the faults of its ranks
 
 
 def _backward(subject: Subject, batch: Any, device: torch.device) -> float | None:
@@ -104,7 +106,7 @@ class Proof:
         ranks = self._ranks
         shape = ranks.gather(subject.mesh)
         mesh = next((one for one in shape if one is not None), None)
-        self._emit({"fact": {"mesh": mesh, "saved_by": stored.saved_by}})
+        self._emit(Message(facts=RunFacts(mesh=mesh, saved_by=stored.saved_by)))
         checks = (self._keys, self._restore, self._options, self._step, self._parity, self._fresh, self._case)
         for name, check in zip(MESH_CHECKS, checks, strict=True):
             ranks.enter(name)
@@ -128,7 +130,7 @@ class Proof:
             return self._settle("restore", errors, "", named=True)
         found = self._ranks.gather(compare(subject, stored))
         shards, elements = sum(one.shards for one in found), sum(one.elements for one in found)
-        self._emit({"fact": {"resharded": any(one.moved for one in found)}})
+        self._emit(Message(facts=RunFacts(resharded=any(one.moved for one in found))))
         detail = f"{amount(shards, 'shard')} with {amount(elements, 'element')} equal the checkpoint bit for bit"
         figures = {"shards": shards, "elements": elements}
         return self._settle("restore", [one.faults for one in found], detail, named=True, **figures)
@@ -225,13 +227,13 @@ class Proof:
             return True
         self._answer(rank_failure(check, faults, self._ranks.size, fix, named=named, **figures))
         if named:
-            by_rank = [{"rank": rank, "fault": fault} for rank, own in enumerate(faults) for fault in own]
-            self._emit({"fact": {"rank_faults": [{**one, "check": check} for one in by_rank[:_MOST_FAULTS]]}})
+            by_rank = [RankFault(rank, check, fault) for rank, own in enumerate(faults) for fault in own]
+            self._emit(Message(facts=RunFacts(rank_faults=(*by_rank[:_MOST_FAULTS],))))
         return False
 
     def _answer(self, check: CheckResult) -> None:
-        self._emit({"check": check_to_json(check)})
+        self._emit(Message(check=check))
 
-    def _emit(self, message: dict[str, object]) -> None:
+    def _emit(self, message: Message) -> None:
         if self._ranks.rank == 0:
             self._setting.emit(message)

@@ -6,7 +6,6 @@ Rank 0 writes the only report.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from contextlib import ExitStack, suppress
@@ -17,16 +16,18 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from ckptmove.errors import CaseUnusable, UsageError
 from ckptmove.moves import Remap
 from ckptmove.opening.checkpoint import open_checkpoint
-from ckptmove.proof.checks import CASE, CHECKS, check_from_json, check_to_json, failed, passed, skipped
+from ckptmove.proof.checks import CASE, CHECKS, failed, passed, skipped
+from ckptmove.proof.codec import dumps, to_plain
 from ckptmove.proof.evidence import RankFault, RanksOfRun
 from ckptmove.proof.machine import TorchBroken
 from ckptmove.proof.processes.child import CHILD_CHECKS, KILLED_BY, child, worker_command
+from ckptmove.proof.processes.messages import Mesh, read_message
 from ckptmove.proof.refuted import judge
 from ckptmove.proof.step.tensor_sizes import limit_tensor_sizes
 from ckptmove.training.mesh.errors import RankFailed
 from ckptmove.training.mesh.faults import MESH_CHECKS, RANK, rank_failure
 from ckptmove.training.mesh.launch import find_launch
-from ckptmove.training.mesh.meeting import GRACE_SECONDS, START_SECONDS, Guest, Host
+from ckptmove.training.mesh.meeting import GRACE_SECONDS, START_SECONDS, Ending, Guest, Hello, Host, Order
 from ckptmove.training.run import LATE_SHARE, checks_without_torch, refuse_request, settled, verdict
 
 if TYPE_CHECKING:
@@ -95,9 +96,9 @@ class Rank:
             checkpoint = stack.enter_context(open_checkpoint(request.path, request.limits, keep_trees=True))
             limit_tensor_sizes(checkpoint, request.limits)
             asked = settled(request, checkpoint.inventory)
-            started = self._join({})
+            started = self._join()
             self._agree(host, request)
-            host.tell(start=True)
+            host.tell(Order())
             self._send(started, asked)
             host.end_after_failure(started.end)
             findings, here, _ = checks_without_torch(checkpoint, checkpoint.check(progress), request)
@@ -113,22 +114,13 @@ class Rank:
         with open_checkpoint(request.path, request.limits, keep_trees=True) as checkpoint:
             limit_tensor_sizes(checkpoint, request.limits)
             asked = settled(request, checkpoint.inventory)
-        started = self._join({"request": request.to_json()})
+        started = self._join(request=request)
         guest = cast("Guest", self._guest)
         if not guest.wait_for_start(started.end):
             return
         self._send(started, asked)
         answers = started.collect(None, (RANK,), request.timeout)
-        check = _ending_of(answers)
-        guest.send(
-            {
-                "failed": check.status == "failed" or bool(answers.unusable or answers.refusal),
-                "check": check_to_json(check),
-                "late": answers.facts.get("late"),
-                "unusable": answers.unusable,
-                "refusal": answers.refusal,
-            }
-        )
+        guest.send(_ending_of(answers))
 
     def killed_rank(self) -> RankFailed | None:
         """The error for a rank that was killed, after which torchrun ends this one; None if there is none."""
@@ -151,18 +143,18 @@ class Rank:
         """
         with self._stack:
             if self._host is not None:
-                self._join({})
+                self._join()
                 self._host.dismiss(code)  # a rank that has not connected yet gets the code when it does
                 return code
             with suppress(OSError, TorchBroken, RankFailed):
-                self._join({"failure": self.failure or {}})
+                self._join(failure=self.failure or {})
             if self._guest is None:
                 return None
             if self.failure is not None:
-                self._guest.send({"failed": True, "failure": self.failure})
+                self._guest.send(Ending(failure=self.failure))
             return self._guest.wait_for_exit_code()
 
-    def _join(self, hello: dict[str, object]) -> Child:
+    def _join(self, request: VerifyRequest | None = None, failure: dict[str, Any] | None = None) -> Child:
         """Start the child, and connect to rank 0. Does nothing if that is done."""
         if self._child is not None:
             return self._child
@@ -171,15 +163,16 @@ class Rank:
             with suppress(OSError):  # it has died, which its missing answers show
                 started.give(self._host.address)  # with a token, which its command line would show to all users
             return started
-        for message in _messages(started):
-            if "address" in message:
-                self._guest = self._connect(message["address"], hello)
+        for line in iter(cast("Any", started.process.stdout).readline, ""):
+            message = read_message(line)
+            if message is not None and message.facts is not None and message.facts.address:
+                self._guest = self._connect(message.facts.address, request, failure)
                 return started
         raise TorchBroken(f"rank {self._launch.rank} cannot reach the store of torchrun")
 
-    def _connect(self, address: str, hello: dict[str, object]) -> Guest:
+    def _connect(self, address: str, request: VerifyRequest | None, failure: dict[str, Any] | None) -> Guest:
         try:
-            return Guest(address, self._launch.rank, hello)
+            return Guest(address, Hello("", self._launch.rank, request, failure))
         except OSError as error:
             reason = f"its process cannot be reached from rank {self._launch.rank}: {error}"
             raise RankFailed(0, reason, path=None, hint=_PORTS, exit_code=_UNREACHED) from error
@@ -190,29 +183,26 @@ class Rank:
         target = f"{kind}:{self._launch.local_rank}" if kind else request.to
         deadline = None if request.timeout is None else time.time() + request.timeout * LATE_SHARE
         with suppress(OSError):  # it has died, which its missing answers show
-            started.give(request._replace(to=target, deadline=deadline).to_json())
+            started.give(dumps(request._replace(to=target, deadline=deadline)))
 
     def _agree(self, host: Host, request: VerifyRequest) -> None:
         """Wait for the other ranks, and compare their options."""
         host.wait_for_start()
         for rank, hello in sorted(host.hellos.items()):
-            if "failure" in hello:
-                failure: dict[str, Any] = hello["failure"]
+            if hello.failure is not None:
                 raise RankFailed(
                     rank,
-                    failure["message"],
-                    path=failure["path"],
-                    hint=failure["hint"],
-                    exit_code=failure["exit_code"],
+                    hello.failure["message"],
+                    path=hello.failure["path"],
+                    hint=hello.failure["hint"],
+                    exit_code=hello.failure["exit_code"],
                 )
-            mine, theirs = json.loads(request.to_json()), json.loads(hello["request"])
-            other = [name for name, value in mine.items() if theirs.get(name) != value]
-            if other:
-                name = other[0]
-                raise UsageError(
-                    f"the ranks have different options: {name} is {theirs.get(name)!r} on rank {rank}, "
-                    f"and {mine[name]!r} on rank 0"
-                )
+            for name, one, other in zip(request._fields, request, hello.request or request, strict=True):
+                if one != other:
+                    raise UsageError(
+                        f"the ranks have different options: {name} is {to_plain(other)!r} on rank {rank}, "
+                        f"and {to_plain(one)!r} on rank 0"
+                    )
         missing = {*host.others} - {*host.hellos}
         if missing and host.endings:
             ended = min(host.endings)
@@ -231,12 +221,14 @@ class Rank:
         endings = dict(self._endings(answers))
         if answers.torch_failure:
             raise TorchBroken(answers.torch_failure)
-        for kind, error in (("unusable", CaseUnusable), ("refusal", UsageError)):
-            found = [(rank, str(one[kind])) for rank, one in endings.items() if one.get(kind)]
-            if found:
-                rank, text = found[0]
-                raise error(text if rank == 0 else f"rank {rank}: {text}")
-        faults = [RankFault(**one) for one in answers.facts.get("rank_faults", ())]
+        for rank, ending in endings.items():
+            of_rank = "" if rank == 0 else f"rank {rank}: "
+            if ending.unusable:
+                raise CaseUnusable(f"{of_rank}{ending.unusable}")
+            if ending.refusal:
+                raise UsageError(f"{of_rank}{ending.refusal}")
+        facts = answers.facts
+        faults = [*facts.rank_faults]
         checks = {check.name: check for check in (*here, *answers.checks.values())}
         names, order = (CHILD_CHECKS, CHECKS) if asked.case is None else (MESH_CHECKS, _CHECKS)
         ended = _root_causes(endings)
@@ -265,13 +257,13 @@ class Rank:
             }
             runs = [checks[CASE]._replace(evidence=tuple({**dict(checks[CASE].evidence), **figures}.items()))]
         ordered, findings = judge(order, checks, findings, runs)
-        mesh = answers.facts.get("mesh") or {"shape": (), "dims": ()}
+        mesh = facts.mesh or Mesh(())
         run = RanksOfRun(
             ranks=self._launch.size,
-            shape=tuple(mesh["shape"]),
-            dims=tuple(mesh["dims"]),
-            saved_by=answers.facts.get("saved_by"),
-            resharded=bool(answers.facts.get("resharded")),
+            shape=mesh.shape,
+            dims=mesh.dims,
+            saved_by=facts.saved_by,
+            resharded=bool(facts.resharded),
             faults=tuple(faults),
         )
         named = asked._replace(to=_kind_of_each(asked) or asked.to)
@@ -280,20 +272,20 @@ class Rank:
             return result
         return replace(result, proven=result.passed and is_proven)
 
-    def _endings(self, answers: Answers) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _endings(self, answers: Answers) -> Iterator[tuple[int, Ending]]:
         host = cast("Host", self._host)
         own = _ending_of(answers)
-        if host.has_ended_child and _exit_code({"check": check_to_json(own)}) < 0:
-            own = failed(RANK, "it still ran when another rank had failed", lost=True)
-        facts = {"unusable": answers.unusable, "refusal": answers.refusal, "late": answers.facts.get("late")}
-        yield 0, {"check": check_to_json(own), **facts}
+        if host.has_ended_child and _exit_code(own) < 0:
+            own = own._replace(check=failed(RANK, "it still ran when another rank had failed", lost=True))
+        yield 0, own
         for rank in host.others:
-            content = host.endings.get(rank, {})
-            reason = _KILLED if content is None else f"it did not end within {GRACE_SECONDS:g} s"
-            if content and "failure" in content:
-                reason = content["failure"]["message"]
-            ended = failed(RANK, reason, lost=content == {})
-            yield rank, content if content and "check" in content else {"check": check_to_json(ended)}
+            ending = host.endings.get(
+                rank, Ending(check=failed(RANK, f"it did not end within {GRACE_SECONDS:g} s", lost=True))
+            )
+            if ending is None or ending.check is None:
+                reason = _KILLED if ending is None or ending.failure is None else ending.failure["message"]
+                ending = Ending(failed(RANK, reason))
+            yield rank, ending
 
 
 def _kind_of_each(request: VerifyRequest) -> str:
@@ -319,41 +311,36 @@ def _refuse_options(request: VerifyRequest) -> None:
         raise UsageError(f"--to {request.to} names one device, but each rank of a case has its own: use --to {kind}")
 
 
-def _ending_of(answers: Answers) -> CheckResult:
+def _ending_of(answers: Answers) -> Ending:
     """How the child of this rank ended; one without a usable case or request has no such answer."""
+    check = answers.checks.get(RANK) or passed(RANK, "ended")
     if answers.killed is not None:
-        return failed(RANK, answers.killed.message, exit_code=-answers.killed.number)
-    return answers.checks.get(RANK) or passed(RANK, "ended")
+        check = failed(RANK, answers.killed.message, exit_code=-answers.killed.number)
+    return Ending(check, answers.unusable, answers.refusal, answers.facts.late)
 
 
-def _messages(started: Child) -> Iterator[dict[str, Any]]:
-    for line in iter(cast("Any", started.process.stdout).readline, ""):
-        with suppress(ValueError):
-            message = json.loads(line)
-            if isinstance(message, dict):
-                yield message
+def _evidence(ending: Ending) -> dict[str, Any]:
+    return dict(ending.check.evidence if ending.check is not None else ())
 
 
-def _check_of(ending: Mapping[str, Any]) -> str:
+def _check_of(ending: Ending) -> str:
     """Name of the check that a rank was making when it failed; empty if unknown."""
-    late = ending.get("late") or {}
-    return str(late.get("check") or ending["check"]["evidence"].get("check", ""))
+    return ending.late.check if ending.late is not None else str(_evidence(ending).get("check", ""))
 
 
-def _exit_code(ending: Mapping[str, Any]) -> int:
+def _exit_code(ending: Ending) -> int:
     """Exit code of the process of a rank, negative for a signal; 0 if it ended with an answer."""
-    return int(ending["check"]["evidence"].get("exit_code", 0))
+    return int(_evidence(ending).get("exit_code", 0))
 
 
-def _root_causes(endings: Mapping[int, dict[str, Any]]) -> dict[int, str]:
+def _root_causes(endings: Mapping[int, Ending]) -> dict[int, str]:
     """Why ranks failed. Those that only lost the connection to another one, or waited for it, are left out."""
     failing: dict[int, str] = {}
     waiting: dict[int, str] = {}
     for rank, ending in endings.items():
-        check = check_from_json(ending["check"])
-        if check.status != "failed":
+        if ending.check is None or ending.check.status != "failed":
             continue
-        late = ending.get("late") or {}
-        waits = late.get("waits") if "timeout" in dict(check.evidence) else dict(check.evidence).get("lost")
-        (waiting if waits else failing)[rank] = check.detail + str(late.get("where", ""))
+        figures, late = _evidence(ending), ending.late
+        waits = late is not None and late.waits if "timeout" in figures else figures.get("lost")
+        (waiting if waits else failing)[rank] = ending.check.detail + (late.where if late is not None else "")
     return failing or waiting

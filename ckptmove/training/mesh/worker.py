@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import signal
@@ -18,8 +17,10 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from ckptmove.errors import CaseUnusable, CkptMoveError, UsageError
 from ckptmove.opening.checkpoint import open_checkpoint
-from ckptmove.proof.checks import check_to_json, failed, passed, skipped
+from ckptmove.proof.checks import failed, passed, skipped
+from ckptmove.proof.codec import from_plain, loads, to_plain
 from ckptmove.proof.place import find_site
+from ckptmove.proof.processes.messages import Late, Message, RunFacts
 from ckptmove.proof.processes.uncompiled import leave_out_dynamo, uncompiled_calls
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.proof.step.verdicts import missing_device
@@ -39,9 +40,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckptmove.case import Case
+    from ckptmove.proof.checks import Tally
     from ckptmove.training.mesh.launch import Launch
 
-    Emit = Callable[[dict[str, object]], None]
+    Emit = Callable[[Message], None]
 
 _ADDRESS: Final = "address"
 _SHOWN: Final = 300
@@ -62,8 +64,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def emit(message: dict[str, object]) -> None:
-        answers.write(json.dumps(message) + "\n")
+    def emit(message: Message) -> None:
+        answers.write(message.line())
         answers.flush()
 
     launch = cast("Launch", find_launch(os.environ))  # its parent has one
@@ -73,8 +75,8 @@ def main() -> None:
     if launch.is_first:
         store.set(_ADDRESS, lines.get())
     else:
-        emit({_ADDRESS: store.get(_ADDRESS).decode()})
-    request = VerifyRequest.from_json(lines.get())
+        emit(Message(facts=RunFacts(address=store.get(_ADDRESS).decode())))
+    request = loads(VerifyRequest, lines.get())
     if request.case is None:
         leave_out_dynamo()
         torch.set_num_threads(1)
@@ -86,7 +88,7 @@ def main() -> None:
 
 def _join(request: VerifyRequest, launch: Launch, store: PrefixStore, emit: Emit) -> None:
     site = find_site(request.to or "cpu")
-    emit({"mode": site.mode})
+    emit(Message(mode=site.mode))
     backend = "gloo" if site.mode != "real" else f"cpu:gloo,{site.target.partition(':')[0]}:nccl"
     dist.init_process_group(
         backend, store=store, rank=launch.rank, world_size=launch.size, timeout=collective_timeout(request.timeout)
@@ -117,10 +119,11 @@ class _Shares:
         self._ranks = ranks
         self.rank, self.size = ranks.rank, ranks.size
 
-    def gather(self, value: dict[str, Any]) -> list[Any]:
-        """Send a JSON object to rank 0; there, return those of the other ranks."""
-        found = self._ranks.gather(value)
-        return found[1:] if self.rank == 0 else []
+    def join(self, tally: Tally) -> None:
+        """Send a tally to rank 0; there, add those of the other ranks."""
+        found = self._ranks.gather(to_plain(tally))
+        for other in found[1:] if self.rank == 0 else ():
+            tally.join(from_plain(type(tally), other))
 
 
 class _Rank:
@@ -140,13 +143,13 @@ class _Rank:
             else:
                 self._prove(self._entrance, self._request.case or "")
         except CaseUnusable as error:
-            self._emit({"unusable": error.message.removeprefix("--case: ")})
+            self._emit(Message(unusable=error.message.removeprefix("--case: ")))
         except UsageError as error:
-            self._emit({"refusal": str(error)})
+            self._emit(Message(refusal=str(error)))
         except BaseException as error:  # noqa: BLE001  # any exception of the user's code, or of torch in it
-            self._emit({"check": check_to_json(self._fault(error))})
+            self._emit(Message(check=self._fault(error)))
         else:
-            self._emit({"check": check_to_json(passed(RANK, "ended"))})
+            self._emit(Message(check=passed(RANK, "ended")))
 
     def _share(self) -> None:
         """Make the checks of a checkpoint without a case; on a real accelerator, rank 0 makes all of them."""
@@ -167,7 +170,7 @@ class _Rank:
             reason = f"there is no {site.target} here, and it cannot be simulated: {site.reason}"
             for name in MESH_CHECKS if ranks.rank == 0 else ():
                 fails = lacking and name == "step"
-                self._emit({"check": check_to_json(failed(name, lacking) if fails else skipped(name, reason))})
+                self._emit(Message(check=failed(name, lacking) if fails else skipped(name, reason)))
             return
         with ExitStack() as stack:
             checkpoint = stack.enter_context(open_checkpoint(request.path, request.limits, keep_trees=True))
@@ -215,4 +218,4 @@ class _Rank:
         while frame is not None:
             waits = waits or f"torch{os.sep}distributed{os.sep}" in frame.f_code.co_filename
             frame = frame.f_back
-        self._emit({"fact": {"late": {"check": self._check, "where": where, "waits": waits}}})
+        self._emit(Message(facts=RunFacts(late=Late(self._check, where, waits))))

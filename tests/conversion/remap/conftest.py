@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from answers import checks_of
 from wrapped import data_parallel_on_cpu  # noqa: F401  # a fixture for every test here
 
 from ckptmove.api.arguments import remap_of
@@ -17,7 +18,6 @@ def compared():
     def compare(path, original, **options):
         messages = []
         run(VerifyRequest(path=str(path), to="cpu", against=str(original), remap=remap_of(options)), messages.append)
-        check = next(one["check"] for one in messages if one.get("check", {}).get("name") == "restore")
-        return dict(check["evidence"])["changed"]
+        return checks_of(messages)["restore"]["evidence"]["changed"]
 
     return compare

@@ -11,6 +11,7 @@ import torch
 import ckptmove
 from ckptmove.conversion.remap.errors import NoMatch
 from ckptmove.errors import UsageError
+from ckptmove.proof.codec import dumps, loads
 from ckptmove.proof.request import VerifyRequest
 
 OPTIONS = {"strip_prefix": True, "drop": ["rng", "epoch"], "plain": True, "dtype": {"model": "half"}, "compact": True}
@@ -172,4 +173,4 @@ def test_options_need_an_original(output):
 def test_options_pass_through_json(remap):
     request = VerifyRequest("a.pth", exclude=("checkpoint-5", "b"), against="b.pth", keep=("x",))
     request = request._replace(remap=request.remap._replace(**remap))
-    assert VerifyRequest.from_json(request.to_json()) == request
+    assert loads(VerifyRequest, dumps(request)) == request

@@ -91,13 +91,13 @@ def test_the_command_forks_its_children(make):
 WAITS = """
 import os, time
 
-def gather(leader, value):
+def join(leader, tally):
     with open("pids.new", "w") as file:
         print(os.getpid(), *(one._process.pid for one in leader._others), file=file)
     os.rename("pids.new", "pids")
     time.sleep(600)
 
-group.Leader.gather = gather
+group.Leader.join = join
 """
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 import torch
+from answers import checks_of
 from distributed_checkpoints import Distributed
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,10 +23,12 @@ from ckptmove.errors import UsageError
 from ckptmove.io.cores import cores
 from ckptmove.limits import Limits
 from ckptmove.opening.checkpoint import open_checkpoint
+from ckptmove.proof.codec import dumps, loads
 from ckptmove.proof.processes.child import worker_command
 from ckptmove.proof.processes.shares import share
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.proof.restored.survey import RestoreTally
+from ckptmove.proof.step import trial
 from ckptmove.proof.step.tally import TrialTally
 from ckptmove.training import run as module
 from ckptmove.training import worker
@@ -38,11 +41,12 @@ class Ranks:
     def __init__(self, rank, size, gathered):
         self.rank, self.size, self.gathered = rank, size, gathered
 
-    def gather(self, value):
+    def join(self, tally):
         if self.rank:
-            self.gathered[self.rank].append(json.loads(json.dumps(value)))
-            return ()
-        return [self.gathered[rank].pop(0) for rank in range(1, self.size)]
+            self.gathered[self.rank].append(dumps(tally))
+            return
+        for rank in range(1, self.size):
+            tally.join(loads(type(tally), self.gathered[rank].pop(0)))
 
 
 def told(request, size):
@@ -62,7 +66,7 @@ def same(request):
         asked = VerifyRequest(path=str(path), to=to, devices=1, **options)
         alone = told(asked, 1)
         assert [told(asked, size) for size in (2, 3)] == [alone, alone]
-        return {message["check"]["name"]: message["check"] for message in alone if "check" in message}
+        return checks_of(alone)
 
     return compare
 
@@ -143,6 +147,40 @@ def test_tensors_on_meta_are_counted_by_their_kind(make, same):
 def test_an_optimizer_without_its_model(make, same):
     tree = make.tree()
     assert same(make.save({"optimizer": tree["optimizer"]}, device="cpu"))["step"]["evidence"]["standins"] == 4
+
+
+def test_the_first_of_several_errors_of_the_step(make, same):
+    tree = make.tree()
+    for key in (1, 3):
+        tree["optimizer"]["state"][key]["exp_avg"] = torch.ones(7)
+    tree["other"] = make.tree("SGD", momentum=0.5)["optimizer"]
+    checks = same(make.save(tree, device="cpu"))
+    assert "model.0.bias" in checks["step"]["detail"]
+    assert checks["step"]["evidence"]["parameters"] == 0
+
+
+def test_a_reference_step_that_fails_for_some(make, same):
+    tree = make.tree()
+    path = make.save(tree, device="cpu")
+    for key in (1, 3):
+        del tree["optimizer"]["state"][key]["exp_avg"]
+    checks = same(path, against=make.save(tree, name="original.pt", device="cpu"))
+    assert checks["parity"]["evidence"]["apart"] == 2
+    assert checks["fresh"]["evidence"]["changed"] == 2
+
+
+def test_a_step_without_state_that_fails_for_some(make, same, monkeypatch):
+    take_step = trial.take_step
+
+    def fails(recipe, drafts, source, place, *, with_state, **options):
+        for draft in drafts:
+            if not with_state and draft.piece.name.endswith("bias"):
+                raise RuntimeError(draft.piece.name)
+        return take_step(recipe, drafts, source, place, with_state=with_state, **options)
+
+    monkeypatch.setattr(trial, "take_step", fails)
+    checks = same(make(device="cpu"))
+    assert "the step without the stored state fails: RuntimeError: model.0.bias" in checks["fresh"]["detail"]
 
 
 @pytest.mark.unmeasured
@@ -364,12 +402,12 @@ def test_an_accelerator_is_used_by_one_process(make, monkeypatch, mode, is_share
 
 def test_tensors_without_bytes_are_added_by_kind():
     tally = RestoreTally(apart=Counter(meta=1))
-    tally.join(RestoreTally(apart=Counter({"meta": 2, "text-encoded": 1})).to_json())
+    tally.join(RestoreTally(apart={"meta": 2, "text-encoded": 1}))
     assert tally.apart == {"meta": 3, "text-encoded": 1}
 
 
 def test_casts_and_counts_of_processes_are_added():
     cast, other = ("exp_avg", "float32", "float64"), ("exp_avg_sq", "float32", "float64")
     tally = TrialTally(casts={cast: 2}, counts=(2.0, 3.0), counted=1)
-    tally.join(TrialTally(casts={cast: 3, other: 1}, counts=(1.0, 2.0), counted=4).to_json())
+    tally.join(TrialTally(casts={cast: 3, other: 1}, counts=(1.0, 2.0), counted=4))
     assert (tally.casts, tally.counts, tally.counted) == ({cast: 5, other: 1}, (1.0, 3.0), 5)
