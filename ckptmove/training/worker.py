@@ -8,21 +8,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from threading import Thread
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
 from ckptmove.checkpoint.open_checkpoint import side_by_side
-from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.comparison.counterparts import find_counterparts
 from ckptmove.conversion.remap.expected import expected
 from ckptmove.errors import CaseUnusable, OutOfMemory, UsageError
 from ckptmove.moves import Remap
-from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.checks import Offenders, failed
 from ckptmove.proof.codec import loads
+from ckptmove.proof.opened import open_files
 from ckptmove.proof.place import find_site
 from ckptmove.proof.processes.group import Follower, Leader, start_others
 from ckptmove.proof.processes.memory import limit_memory, memory_hint, with_hint
@@ -35,7 +34,7 @@ from ckptmove.proof.restored.generators import refused_states
 from ckptmove.proof.restored.loaded import LoadedFiles
 from ckptmove.proof.restored.numbers import NumbersTally
 from ckptmove.proof.restored.survey import survey
-from ckptmove.proof.sampling import Sample, choose_sample
+from ckptmove.proof.sampling import Sample
 from ckptmove.proof.step.counters import CounterFaults, check_counters
 from ckptmove.proof.step.optimizer_class import optimizer_class
 from ckptmove.proof.step.resume import Bench, resume
@@ -45,21 +44,15 @@ from ckptmove.text import Argument, spelled, spelled_for_python
 from ckptmove.torch_facts.optimizers import BY_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.proof.evidence import CheckResult
+    from ckptmove.proof.opened import Opened
     from ckptmove.proof.processes.child import Child
     from ckptmove.proof.processes.shares import ProcessGroup, Share
 
     Emit = Callable[[Message], None]
-
-
-class Opened(NamedTuple):
-    """The files of a verification."""
-
-    checkpoint: OpenCheckpoint
-    original: OpenCheckpoint | None  # that of `--against`, or None
 
 
 def main() -> None:
@@ -84,8 +77,7 @@ def work(request: VerifyRequest, opened: Opened | None = None) -> None:
         else:
             leave_out_dynamo()  # a user's model or optimizer may need the real one
         try:
-            if opened is None:
-                opened = stack.enter_context(_open(request))
+            opened = opened or stack.enter_context(open_files(request))
             is_alone = request.rank > 0 or find_site(request.to or "cpu").mode == "real"
             others: list[Child] = []
             if not is_alone:  # an accelerator is used by one process
@@ -112,17 +104,6 @@ def _answer(request: VerifyRequest, opened: Opened, others: Sequence[Child], *, 
             run(request, emit, stack.enter_context(Leader(others, emit)) if others else group, opened)
         except UsageError as error:
             emit(Message(refusal=spelled(error.message)))
-
-
-@contextmanager
-def _open(request: VerifyRequest) -> Iterator[Opened]:
-    with ExitStack() as stack:
-        limits, original = request.limits, None
-        opened = open_checkpoint(request.path, limits, keep_trees=True, exclude=request.exclude)
-        checkpoint = stack.enter_context(opened)
-        if request.against is not None:
-            original = stack.enter_context(open_checkpoint(request.against, limits, keep_trees=True))
-        yield Opened(checkpoint, original)
 
 
 def _follow_parent() -> None:
@@ -159,18 +140,14 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, o
         optimizer_class(request.optimizer)
         emit(Message(imports=""))
     with ExitStack() as stack:
-        checkpoint, source = stack.enter_context(_open(request)) if opened is None else opened
+        opened = opened or stack.enter_context(open_files(request))
+        checkpoint, source, pairings, sample = opened
         inventory = checkpoint.inventory
         stored = stack.enter_context(StoredTensors(checkpoint.parts))
-        paired = pair_all(inventory, None if source is None else source.inventory)
-        pairings = list(zip(inventory.optimizers, paired, strict=True))
-        sample = choose_sample(inventory, pairings, request.sample, request.seed) if request.sample else None
         own = share(checkpoint, pairings, group.rank, group.size) if group.size > 1 else None
         loaded = LoadedFiles(checkpoint.parts, stored, sample=sample, share=own)
         counters = check_counters(inventory, stored) if group.rank == 0 else CounterFaults()
-        certain = (pairing.matches for pairing in paired if pairing.is_certain)
-        trained = frozenset(record.name for matches in certain for _, record in matches if record is not None)
-        numbers = NumbersTally.of(inventory, trained, counters)
+        numbers = NumbersTally.of(inventory, opened.trained, counters)
         restore = survey(inventory, stored, loaded, numbers, sample, own, group)
         refused = refused_states(inventory, stored)
         if refused and restore.status != "failed":

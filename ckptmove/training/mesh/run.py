@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from ckptmove.errors import CaseUnusable, UsageError
 from ckptmove.moves import Remap
-from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.checks import CASE, CHECKS, failed, passed, skipped
 from ckptmove.proof.codec import dumps, to_plain
 from ckptmove.proof.evidence import RankFault, RanksOfRun
 from ckptmove.proof.machine import TorchBroken
+from ckptmove.proof.opened import open_files
 from ckptmove.proof.processes.child import CHILD_CHECKS, KILLED_BY, child, worker_command
 from ckptmove.proof.processes.messages import Mesh, read_message
 from ckptmove.proof.refuted import judge
-from ckptmove.proof.step.tensor_sizes import limit_tensor_sizes
 from ckptmove.training.mesh.errors import RankFailed
 from ckptmove.training.mesh.faults import MESH_CHECKS, RANK, rank_failure
 from ckptmove.training.mesh.launch import find_launch
@@ -91,29 +90,27 @@ class Rank:
     ) -> Verdict:
         """Verify the checkpoint with all ranks. Call it on rank 0; the others :meth:`attend`."""
         host = cast("Host", self._host)
-        with ExitStack() as stack:
-            _refuse_options(request)
-            checkpoint = stack.enter_context(open_checkpoint(request.path, request.limits, keep_trees=True))
-            limit_tensor_sizes(checkpoint, request.limits)
-            asked = settled(request, checkpoint.inventory)
+        _refuse_options(request)
+        with open_files(request) as opened:
+            opened.refuse_excess(request)
+            asked = settled(request, opened.inventory)
             started = self._join()
             self._agree(host, request)
             host.tell(Order())
             self._send(started, asked)
             host.end_after_failure(started.end)
-            findings, here, _ = checks_without_torch(checkpoint, checkpoint.check(progress), request)
+            findings, here = checks_without_torch(opened, opened.checkpoint.check(progress), request)
             answers = started.collect(stage, (RANK,), request.timeout)
-            for place in checkpoint.read_from:
-                place.require_unchanged()
+            opened.require_unchanged()
         host.wait_for_end()
         return self._result(asked, answers, here, findings)
 
     def attend(self, request: VerifyRequest) -> None:
         """Take part in the verification of rank 0."""
         _refuse_options(request)
-        with open_checkpoint(request.path, request.limits, keep_trees=True) as checkpoint:
-            limit_tensor_sizes(checkpoint, request.limits)
-            asked = settled(request, checkpoint.inventory)
+        with open_files(request) as opened:
+            opened.refuse_excess(request)
+            asked = settled(request, opened.inventory)
         started = self._join(request=request)
         guest = cast("Guest", self._guest)
         if not guest.wait_for_start(started.end):

@@ -87,6 +87,29 @@ def test_the_command_forks_its_children(make):
     assert found == json.loads(json.dumps(ckptmove.verify(path, to="cpu", against=original).to_dict()["results"]))
 
 
+#: Names each checkpoint that is opened, and each pairing.
+COUNTS = """
+from ckptmove.proof import opened
+
+def counted(function):
+    def call(*args, **options):
+        with open("calls", "a") as file:
+            print(function.__name__, file=file)
+        return function(*args, **options)
+    return call
+
+opened.open_checkpoint, opened.pair_all = counted(opened.open_checkpoint), counted(opened.pair_all)
+run.worker_command = None
+"""
+
+
+@pytest.mark.slow
+def test_forks_have_the_tree_of_their_parent(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(command(COUNTS, make(device="cpu")), capture_output=True, check=True)
+    assert Path("calls").read_text().split() == ["open_checkpoint", "pair_all"]
+
+
 #: The first process waits, when it has written its id and that of the other one.
 WAITS = """
 import os, time

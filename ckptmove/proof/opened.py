@@ -1,0 +1,75 @@
+"""The files of a verification, open, with what every check has to know about them. Without torch."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckptmove.checkpoint.pairing import pair_all
+from ckptmove.opening.checkpoint import open_checkpoint
+from ckptmove.proof.sampling import choose_sample
+from ckptmove.proof.step.tensor_sizes import limit_tensor_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.checkpoint.pairing import Pairing
+    from ckptmove.model import Inventory, OptimizerRecord
+    from ckptmove.proof.request import VerifyRequest
+    from ckptmove.proof.sampling import Sample
+
+
+class Opened(NamedTuple):
+    """The open files of a verification. A fork of the process that has opened them needs no other."""
+
+    checkpoint: OpenCheckpoint
+    original: OpenCheckpoint | None  # that of `--against`, or None
+    pairings: list[tuple[OptimizerRecord, Pairing]]  # its optimizers, each with its parameters
+    sample: Sample | None  # the tensors and parameters to check; None for all
+
+    @property
+    def inventory(self) -> Inventory:
+        """The content of the checkpoint."""
+        return self.checkpoint.inventory
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all files in bytes."""
+        return sum(one.nbytes for one in self._both)
+
+    @property
+    def _both(self) -> list[OpenCheckpoint]:
+        return [one for one in (self.original, self.checkpoint) if one is not None]
+
+    @property
+    def trained(self) -> frozenset[str]:
+        """Names of the tensors that an optimizer is known to train."""
+        certain = (pairing.matches for _, pairing in self.pairings if pairing.is_certain)
+        return frozenset(record.name for matches in certain for _, record in matches if record is not None)
+
+    def refuse_excess(self, request: VerifyRequest) -> None:
+        """Raise LimitExceeded for tensors that take far more memory than the files have bytes."""
+        for one in self._both:
+            limit_tensor_sizes(one, request.limits)
+
+    def require_unchanged(self) -> None:
+        """Raise SourceChanged if a file was written, replaced or removed: a process may have read parts of both."""
+        for one in self._both:
+            one.require_unchanged()
+
+
+@contextmanager
+def open_files(request: VerifyRequest) -> Iterator[Opened]:
+    """Open the files of a request."""
+    with ExitStack() as stack:
+        original = None
+        if request.against is not None:
+            original = stack.enter_context(open_checkpoint(request.against, request.limits, keep_trees=True))
+        opening = open_checkpoint(request.path, request.limits, keep_trees=True, exclude=request.exclude)
+        checkpoint = stack.enter_context(opening)
+        inventory = checkpoint.inventory
+        paired = pair_all(inventory, None if original is None else original.inventory)
+        pairings = list(zip(inventory.optimizers, paired, strict=True))
+        sample = choose_sample(inventory, pairings, request.sample, request.seed) if request.sample else None
+        yield Opened(checkpoint, original, pairings, sample)
