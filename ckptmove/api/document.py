@@ -40,6 +40,7 @@ Json: TypeAlias = "dict[str, Any]"  # what json.dumps takes; a closed type would
 SCHEMA_VERSION: Final = 1
 _NO_CONVERSION: Final = {
     "plan": None, "format": None, "output": None, "in_place": False, "bytes_copied": 0, "seconds": 0.0,
+    "verified": None,
 }  # fmt: skip
 
 
@@ -84,6 +85,7 @@ def conversion(result: Converted) -> Json:
         "in_place": result.in_place,
         "bytes_copied": result.bytes_copied,
         "seconds": result.seconds,
+        "verified": result.verified,
         "notes": [escaped(note) for note in (*map(str, result.unmatched), *result.warnings, *result.notes)],
     }
 

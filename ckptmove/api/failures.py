@@ -7,9 +7,10 @@ from typing import Final, NamedTuple
 from ckptmove import errors
 from ckptmove.io.locations import read_link
 from ckptmove.io.remote.address import redacted
-from ckptmove.proof.machine import ChildKilled
+from ckptmove.proof.errors import ChildKilled, ConversionDiffers
 from ckptmove.training.mesh.errors import RankFailed
 
+NO: Final = 1
 USAGE: Final = 2
 REFUSED: Final = 4
 BUG: Final = 70
@@ -21,6 +22,7 @@ _EXIT_CODES: Final = {
     errors.WriteFailed: 5,
     errors.StdoutFailed: 5,
     ChildKilled: BUG,
+    ConversionDiffers: NO,
 }
 
 

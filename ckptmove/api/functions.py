@@ -5,6 +5,7 @@ A path is a ``str`` or a ``Path``, a device a ``str`` or a ``torch.device``, as 
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -31,12 +32,13 @@ from ckptmove.io.remote.errors import NotLocal
 from ckptmove.limits import Limits
 from ckptmove.moves import checked_globs
 from ckptmove.pickles.collector import collector_paused
+from ckptmove.proof.errors import PackageMissing
 from ckptmove.proof.tensors.measuring import measure_with_torch
 from ckptmove.text import Argument, Phrase, spelled_for_python
 from ckptmove.torch_facts.devices import parse_target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from typing_extensions import Unpack
 
@@ -125,6 +127,7 @@ def convert(
     cast: bool = False,
     rewrite_strings: bool = False,
     check: bool = True,
+    verify: bool = False,
     jobs: int | None = None,
     progress: Progress | None = None,
     settle: Callable[[], None] = do_nothing,
@@ -152,6 +155,7 @@ def convert(
         cast: whether to cast dtypes that the target lacks to smaller ones.
         rewrite_strings: whether device strings in configs follow their tensors.
         check: whether to compare copied bytes with their CRCs; without it, the kernel copies them.
+        verify: whether to compare each tensor of the output with its source, by torch, before the output gets its name.
         jobs: number of files of a directory that are written at once (default: 4, or the number of available cores).
         progress: called with the bytes done so far and the total; for a directory from other threads, one at a time.
         settle: called before the last step, which cannot be undone: signals must not raise exceptions after it.
@@ -166,6 +170,8 @@ def convert(
         Refused: if the output exists, is a folder or is the source, the target lacks a dtype, or the change cannot be
             made in place.
         WriteFailed: if the output cannot be written; the partial file is removed, and the source is unchanged.
+        ConversionDiffers: if ``verify`` finds a difference; nothing new is kept.
+        PackageMissing: if ``verify`` needs torch, which is not installed.
     """
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.conversion.shards import parse_size
@@ -180,6 +186,7 @@ def convert(
         force=force,
         dry_run=dry_run,
         check=check,
+        verify=verify,
         jobs=jobs,
         progress=progress,
         settle=settle,
@@ -207,7 +214,8 @@ def convert_checkpoint(request: ConvertRequest) -> Converted:
 
     request = with_default_output(request)
     try:
-        made = carry_out(request)
+        with _proving(request) as proving:
+            made = carry_out(proving)
     except (Refused, UsageError) as error:
         from ckptmove.api.mends import mend
 
@@ -218,6 +226,20 @@ def convert_checkpoint(request: ConvertRequest) -> Converted:
     from ckptmove.findings.remedies import note_on
 
     return replace(made, notes=(*made.notes, *note_on(made, request)))
+
+
+@contextmanager
+def _proving(request: ConvertRequest) -> Iterator[ConvertRequest]:
+    """The request with the function that compares the output, if it asks for that."""
+    if not request.verify or request.dry_run:
+        yield request
+        return
+    try:
+        from ckptmove.proof.original.written import proof_of
+    except ModuleNotFoundError as error:
+        raise PackageMissing(error.name or "torch", "convert with verify needs") from error
+    with proof_of(request) as prove:
+        yield replace(request, prove=prove)
 
 
 def with_default_output(request: ConvertRequest) -> ConvertRequest:
@@ -265,7 +287,6 @@ def undo(
     return undo_in_place(local, dry_run=dry_run, force=force, limits=limits or Limits(), settle=settle)
 
 
-@named_remap
 @hinted()
 def verify(
     path: FilePath,
@@ -288,15 +309,14 @@ def verify(
     limits: Limits | None = None,
     progress: Progress | None = None,
     stage: Callable[[str], None] | None = None,
-    **remap: Unpack[RemapOptions],
 ) -> VerifyResult:
     """Prove that a checkpoint resumes, by one step of its optimizer on the target.
 
     Args:
         path: a file, or a directory or an archive of files, which is one checkpoint; or its URL, with ``download``.
         to: target device (default: every tensor stays on its device, and the step is made on the model's).
-        against: checkpoint whose values must be equal, after the changes of ``remap``; a file, a directory or an
-            archive.
+        against: checkpoint whose tensors must be equal, by torch's own readers: a file, a directory or an archive.
+            Tensors are paired by name, by the keys of optimizers and by content.
         optimizer: optimizer class to step with (default: detected): the class; the name of one of ``torch.optim``; or
             ``pkg.mod:CLASS``. Another process imports it by its name, and runs it.
         require_device: whether a simulated target is a failure.
@@ -318,7 +338,6 @@ def verify(
         limits: resource limits for reading each file.
         progress: called with the bytes checked so far and the total.
         stage: called with the name of each check with torch, when it starts.
-        remap: the changes of keys, parts and dtypes that :func:`convert` made to ``against``, by the same arguments.
 
     Raises:
         PackageMissing: if torch is not installed.
@@ -337,7 +356,6 @@ def verify(
         path=local_path(path, "verify takes"),
         to=device_text(to),
         against=None if against is None else local_path(against, "against takes"),
-        remap=remap_of(remap),
         optimizer=optimizer_name(optimizer),
         require_device=require_device,
         seed=seed,

@@ -24,8 +24,8 @@ from ckptmove.io.remote import errors as remote_errors
 from ckptmove.io.remote.address import is_url
 from ckptmove.limits import TREE_MEMORY
 from ckptmove.proof.downloading import CopyExists, NotDownloaded
+from ckptmove.proof.errors import ChildKilled, ConversionDiffers, PackageMissing, TorchBroken
 from ckptmove.proof.loading.errors import MissingDevice, NotLoadable, NotRebuilt, NotWeightsOnly
-from ckptmove.proof.machine import ChildKilled, PackageMissing, TorchBroken
 from ckptmove.proof.source_edits import FixNotWritten
 from ckptmove.text import Argument, Phrase, ShellOnly, command_line, quoted, spelled_in_python
 from ckptmove.training.case.name import ScriptUnusable
@@ -96,6 +96,7 @@ _TEXTS: Final[dict[type[errors.CkptMoveError], str]] = {
     errors.NothingConfigured: "correct it there, or pass the PATH of a checkpoint",
     errors.CrcMismatch: f"a copy or a disk has changed it, and torch.load does not detect that: {_AGAIN}",
     errors.SourceChanged: "wait until the run that writes it has finished, then try again",
+    ConversionDiffers: "the source is as it was: convert it again, and report the bug if the same tensor differs",
     errors.InPlaceImpossible: Phrase("leave out ", Argument("in_place", True), " to write a new file"),
     errors.OutputClaimed: Phrase("wait for it, or choose another path with ", Argument("output")),
     errors.OutputIsSource: Phrase("choose another path with ", Argument("output")),

@@ -8,7 +8,7 @@ from ckptmove.api.arguments import NotAccepted, location, move_request, remap_of
 from ckptmove.api.hinting import hinted
 from ckptmove.limits import Limits
 from ckptmove.pickles.collector import collector_paused
-from ckptmove.proof.machine import PackageMissing, TorchBroken
+from ckptmove.proof.errors import PackageMissing, TorchBroken
 from ckptmove.torch_facts.devices import parse_pair
 
 if TYPE_CHECKING:

@@ -25,12 +25,14 @@ class Run(NamedTuple):
 
     part: FilePart  # the file
     record: TensorRecord  # the elements as a tensor with one axis
+    start: int  # index of the first one in the tensor of this name
 
     @classmethod
     def of(cls, part: FilePart, record: TensorRecord, start: int, end: int) -> Run:
         """The elements from ``start`` to ``end`` (exclusive) of a contiguous tensor."""
         place, nbytes = record.storage_offset + start, (end - start) * ITEM_BYTES[record.dtype]
-        return cls(part, record._replace(shape=(end - start,), stride=(1,), storage_offset=place, nbytes=nbytes))
+        own = record._replace(shape=(end - start,), stride=(1,), storage_offset=place, nbytes=nbytes)
+        return cls(part, own, start)
 
 
 class GatheredPart(AssembledPart, NewTreePart):
@@ -50,10 +52,12 @@ class GatheredPart(AssembledPart, NewTreePart):
     def entry(self, key: str) -> TableEntry:
         placed: list[Placed] = []
         end, dtype = 0, "uint8"
-        for part, record in self._storages[key]():
+        for part, record, start in self._storages[key]():
             self.members[part.name] = part
             chunk, dtype = Chunk((end,), record.shape), record.dtype
-            placed.append(Placed(chunk, part.name, key=part.own_key(record) or "", local=record))
+            own = part.own_key(record) or ""
+            name = part.own_name(record.name) if record.name != record.storage else ""  # else no tensor, but a storage
+            placed.append(Placed(chunk, part.name, key=own, local=record, name=name, offsets=(start,)))
             end += record.shape[0]
         return TableEntry(dtype, (end,), placed)
 

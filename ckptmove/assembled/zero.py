@@ -212,7 +212,7 @@ class _Gathering:
         for storage in part.inventory.storages:
             key, count = storage.key, storage.numel
             flat = TensorRecord(key, "other", storage.device, storage.dtype, (count,), (1,), key, 0, storage.nbytes)
-            self._storages[key] = partial(tuple, [Run(part, flat)])
+            self._storages[key] = partial(tuple, [Run(part, flat, 0)])
         return root
 
     def _sizes(self, pairs: Dict) -> dict[str, tuple[int, ...]]:

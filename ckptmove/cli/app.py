@@ -190,6 +190,10 @@ def convert(
             "SIZE", "Write a directory of safetensors files of at most this size: 5GB.", "--shard-size"
         ),
     ] = None,
+    verified: Annotated[
+        bool,
+        Group.OUTPUT.flag("--verify", "Compare every new tensor with its source before the file gets its name."),
+    ] = False,
     no_check: Annotated[
         bool, Group.SCALE.flag("--no-check", "Do not compare CRCs; the kernel copies the bytes.")
     ] = False,
@@ -252,6 +256,7 @@ def convert(
             dry_run=dry_run,
             strict=strict or config.strict,
             check=not no_check,
+            verify=verified,
             jobs=jobs,
             limits=limits,
         )
@@ -280,11 +285,10 @@ def verify(
     against: Annotated[
         str | None,
         Group.QUESTION.option(
-            "ORIGINAL", "Checkpoint whose values must be equal. Repeat the options that convert was called with."
+            "ORIGINAL", "Checkpoint that it was made from: compare all tensors with it, bit for bit."
         ),
     ] = None,
     *,
-    expected: dict[str, object],
     optimizer: Annotated[
         str | None,
         Group.QUESTION.option(
@@ -361,13 +365,11 @@ def verify(
     from ckptmove.cli.paths import search
     from ckptmove.cli.ranks import own_rank
     from ckptmove.cli.verify_command import run_verify
-    from ckptmove.conversion.remap.options import remap_options
     from ckptmove.moves import checked_globs
     from ckptmove.proof.request import VerifyRequest
 
     config: Config = context.obj
     reported = selection(select or (), (*config.ignore, *(ignore or ())), everything=strict or out.verbose)
-    changes = remap_options(**expected)
     found, exclude, failures = search(paths or (), config, "verify")
     copies = download_paths(found, download)
     requests = [
@@ -376,7 +378,6 @@ def verify(
             exclude=exclude.get(path, ()),
             to=to,
             against=None if against is None else as_operand(against),
-            remap=changes,
             optimizer=optimizer,
             require_device=require_device,
             seed=seed,

@@ -12,6 +12,7 @@ from ckptmove.errors import CkptMoveError, UsageError
 from ckptmove.formats.facts import facts_of
 from ckptmove.io.remote.address import Address, is_url
 from ckptmove.model import Severity
+from ckptmove.moves import Remap
 from ckptmove.text import Argument, Command, command_line, quoted
 from ckptmove.torch_facts.devices import is_accelerator, parse_target
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from ckptmove.api.inspection import Inspection, InspectRequest
     from ckptmove.cli.render.renderer import ConvertAnswer, InspectAnswer
     from ckptmove.model import Inventory
-    from ckptmove.moves import Remap
 
 #: Findings that no other command helps with: bytes or files are lost or of another save, or loading or unpacking the
 #: file is an attack.
@@ -103,13 +103,11 @@ def _after_moving(answer: ConvertAnswer, output: str) -> str:
     options = [word for glob in kept for word in ("--keep", glob)]
     verify = ["ckptmove", "verify", output]
     against = []
-    remapped = _remap_words(request.remap)
-    if not answer.result.in_place and (remapped or answer.result.plan.format):
+    if not answer.result.in_place and (request.remap != Remap() or answer.result.plan.format):
         # verify reads local originals only, and one that holds the new file is another checkpoint now
         original = answer.request.path
         is_lost = isinstance(original, Address) or Path(output).resolve().is_relative_to(Path(original).resolve())
         against = [] if is_lost else ["--against", original]
-        against += remapped if against else []
     if request.to and all(
         target == request.to for source, target in request.mapping if ("map", source) not in unmatched
     ):
@@ -124,22 +122,6 @@ def _after_moving(answer: ConvertAnswer, output: str) -> str:
     if _may_resume(inspection):
         return command_line([*verify, *options, *against])
     return command_line(["ckptmove", "inspect", output])  # it shows what is wrong
-
-
-def _remap_words(remap: Remap) -> list[str]:
-    """The options of a remapping, as typed."""
-    words: list[str] = []
-    given = [pair for pair in remap._asdict().items() if pair[1] != remap._field_defaults[pair[0]]]
-    for name, value in sorted(given, key=lambda pair: (pair[0] == "strip_prefix", pair[1] is True)):
-        option = f"--{name.replace('_', '-')}"
-        if name == "strip_prefix":  # the last: its value is optional
-            words += [f"{option}={prefix}" for prefix in value] or [option]
-        elif value is True:
-            words.append(option)
-        else:
-            for one in (value,) if isinstance(value, str) else value:
-                words += [option, one if isinstance(one, str) else "=".join(filter(None, one))]
-    return words
 
 
 def _may_resume(inspection: Inspection) -> bool:

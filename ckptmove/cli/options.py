@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from functools import cached_property, partial, update_wrapper
+from functools import cached_property, update_wrapper
 from inspect import Parameter, Signature, signature
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, get_type_hints
@@ -146,11 +146,10 @@ class OutputOptions(NamedTuple):
 
 
 class TakesRecords:
-    """A command with parameters that Typer sees as several options: a remapping, or one that was made, and a report.
+    """A command with parameters that Typer sees as several options: a remapping and a report.
 
-    The command gets ``remap`` or ``expected`` as a dict with the values as they were typed, by field of
-    :class:`ckptmove.moves.Remap`; that class is imported only for a command that Typer builds. It gets ``out`` as
-    :class:`OutputOptions`.
+    The command gets ``remap`` as a dict with the values as they were typed, by field of :class:`ckptmove.moves.Remap`;
+    that class is imported only for a command that Typer builds. It gets ``out`` as :class:`OutputOptions`.
     """
 
     def __init__(self, command: Callable[..., None]) -> None:
@@ -176,7 +175,7 @@ class TakesRecords:
 _COMPLETIONS: Final = {"only": completion.parts, "drop": completion.parts, "dtype": completion.dtypes}
 
 
-def _remap_parameters(purpose: str = "") -> Iterator[Parameter]:
+def _remap_parameters() -> Iterator[Parameter]:
     from ckptmove.moves import Remap
 
     for name, hint in get_type_hints(Remap, include_extras=True).items():
@@ -187,7 +186,7 @@ def _remap_parameters(purpose: str = "") -> Iterator[Parameter]:
             f"--{name.replace('_', '-')}",
             metavar=option.metavar or None,
             autocompletion=_COMPLETIONS.get(name),
-            help=f"{purpose}{option.help[0].lower()}{option.help[1:]}" if purpose else option.help,
+            help=option.help,
             rich_help_panel=Group.CONTENTS,
             show_default=False,
         )
@@ -202,6 +201,5 @@ def _output_parameters() -> Iterator[Parameter]:
 #: Parameters that Typer sees as several options: those options, and what the command gets.
 _RECORDS: Final[dict[str, tuple[Callable[[], Iterator[Parameter]], Callable[..., object]]]] = {
     "remap": (_remap_parameters, dict),
-    "expected": (partial(_remap_parameters, "With --against: "), dict),
     "out": (_output_parameters, OutputOptions),
 }

@@ -1,6 +1,6 @@
 """Compare two checkpoints: first their tensors by structure and value, then everything else.
 
-``diff`` and ``verify --against`` both use this module. Values are compared block by block; nothing is unpickled.
+Values are compared block by block; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -10,27 +10,23 @@ from math import prod
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ckptmove.checkpoint.elements import fills_extent, overlaps
-from ckptmove.checkpoint.file_names import SHARD_FILE
 from ckptmove.checkpoint.open_checkpoint import side_by_side
 from ckptmove.checkpoint.state_dicts import WRAPPERS
 from ckptmove.comparison.counterparts import find_counterparts
-from ckptmove.comparison.differences import Change, Criteria, Differences, Uncompared
+from ckptmove.comparison.differences import Change, Differences, Uncompared
 from ckptmove.comparison.gaps import gap_between
+from ckptmove.comparison.one_file import as_one_file
 from ckptmove.comparison.other_content import OtherContent
-from ckptmove.conversion.remap.expected import expected
 from ckptmove.errors import DamagedArchive, LimitExceeded, Refused, UsageError
-from ckptmove.formats.facts import facts_of
-from ckptmove.lazy.cast import Cast
 from ckptmove.lazy.geometry import extent_numel, is_contiguous
 from ckptmove.lazy.tensor import blocks
-from ckptmove.moves import Remap
 from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.text import amount, some
 from ckptmove.torch_facts.devices import NO_DEVICE
-from ckptmove.torch_facts.dtypes import CAST_DOWN, ITEM_BYTES, PACKED
+from ckptmove.torch_facts.dtypes import ITEM_BYTES, PACKED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.comparison.counterparts import Counterparts, Stored
@@ -64,7 +60,7 @@ def compare(first: str, second: str, limits: Limits, measure: Measure, progress:
     """
     with open_checkpoint(first, limits) as one, open_checkpoint(second, limits) as other:
         sides = side_by_side(*_gathered(one, other, limits))
-        result = TensorComparison(*sides, Criteria(), limits, measure, progress).result(find_counterparts(*sides))
+        result = TensorComparison(*sides, limits, measure, progress).result(find_counterparts(*sides))
         for side in (one, other):
             if side.traffic is not None:
                 side.require_unchanged()
@@ -78,34 +74,10 @@ def _gathered(one: OpenCheckpoint, other: OpenCheckpoint, limits: Limits) -> tup
     if len(files) != 1:
         return one, other
     try:
-        found = [_as_file(side, files[0], limits) if side.listing else side for side in (one, other)]
+        found = [as_one_file(side, files[0], limits) if side.listing else side for side in (one, other)]
     except (UsageError, Refused, DamagedArchive):
         return one, other  # compared file by file
     return found[0], found[1]
-
-
-def _as_file(side: OpenCheckpoint, file: OpenCheckpoint, limits: Limits) -> OpenCheckpoint:
-    """What ``convert`` writes for a directory. Tensors of formats without devices still have none."""
-    found = expected(side, file, Remap(), limits)
-    if found is side or side.listing is None:
-        return found
-    known = {part.name: facts_of(part.inventory.container).has_devices for part in side.parts}
-    (part,) = found.parts
-    # The class of a state_dict is in none of its shards.
-    part.is_distributed = part.is_distributed or all(SHARD_FILE.fullmatch(one.name) for one in side.parts)
-    tensors = tuple(
-        one if _has_device(one.storage or "", known) else one._replace(device=NO_DEVICE)
-        for one in part.inventory.tensors
-    )
-    part.inventory = replace(part.inventory, tensors=tensors)
-    return replace(found, inventory=part.inventory, others=side.others)
-
-
-def _has_device(key: str, known: Mapping[str, bool]) -> bool:
-    """Whether the file of a storage, whose path begins its key, stores devices."""
-    while key and key not in known:
-        key = key.rpartition("/")[0]
-    return known.get(key, True)
 
 
 class TensorComparison:
@@ -115,14 +87,12 @@ class TensorComparison:
         self,
         one: OpenCheckpoint,
         other: OpenCheckpoint,
-        criteria: Criteria,
         limits: Limits,
         measure: Measure,
         progress: Progress | None = None,
     ) -> None:
         self._one = one
         self._other = other
-        self._criteria = criteria
         self._most_read = limits.factor * (_IN_ANY_CASE + _MOST_PER_BYTE * (one.nbytes + other.nbytes))
         self._read = 0
         self._measure = measure
@@ -140,7 +110,7 @@ class TensorComparison:
         self._total = sum(mine.record.nbytes for mine, _ in found.pairs)
         for mine, other in found.pairs:
             self._pair(mine, other)
-        rest = OtherContent(self._one, self._other, found, devices_count=self._criteria.devices)
+        rest = OtherContent(self._one, self._other, found, devices_count=True)
         rest.compare()
         return Differences(
             first=self._one.path,
@@ -166,14 +136,10 @@ class TensorComparison:
 
     def _pair(self, one: Stored, two: Stored) -> None:
         mine, other = one.record, two.record
-        is_cast = self._is_cast(mine, other)
-        follow = set() if self._criteria.devices else {"device", "role", *(["dtype"] if is_cast else [])}
         # A distributed checkpoint stores neither the strides nor the Python class of a tensor.
         keeps_less = one.part.is_distributed or two.part.is_distributed
         properties = (_properties(record, keeps_less=keeps_less) for record in (mine, other))
         for (what, before), (_, after) in zip(*properties, strict=True):
-            if what in follow:
-                continue
             # Devices are compared only if both sides store one.
             guessed = what == "device" and before != after and NO_DEVICE in {before, after}
             self._nowhere += guessed
@@ -182,12 +148,11 @@ class TensorComparison:
             if before != after and not guessed:
                 self._changed.append(Change(mine.name, what, before, after))
         if mine.shape == other.shape and (mine.kind == other.kind or {mine.kind, other.kind} == _DENSE):
-            if mine.stride != other.stride and not (keeps_less or is_cast):  # a cast tensor is written without gaps
+            if mine.stride != other.stride and not keeps_less:
                 self._changed.append(Change(mine.name, "object", f"stride {mine.stride}", f"stride {other.stride}"))
             parts = mine.dense(), other.dense()
-            chosen = self._criteria.values_of
             if [part.shape for part in parts[0]] == [part.shape for part in parts[1]]:
-                for part, counterpart in zip(*parts, strict=True) if chosen is None or mine.name in chosen else ():
+                for part, counterpart in zip(*parts, strict=True):
                     self._values(one._replace(record=part), two._replace(record=counterpart))
             else:  # sparse tensors with different numbers of values
                 self._changed.append(Change(mine.name, "value", _sizes(mine), _sizes(other)))
@@ -197,10 +162,6 @@ class TensorComparison:
         self._done += mine.nbytes
         if self._progress is not None:
             self._progress(self._done, self._total)
-
-    def _is_cast(self, mine: TensorRecord, other: TensorRecord) -> bool:
-        """Whether devices do not count and the first dtype is what ``convert --cast`` rounds the second to."""
-        return not self._criteria.devices and mine.dtype == CAST_DOWN.get(other.dtype)
 
     def _values(self, one: Stored, two: Stored) -> None:
         """Compare the elements of two dense tensors of the same shape."""
@@ -212,8 +173,7 @@ class TensorComparison:
         shape = tuple([size if step or counterpart else min(size, 1) for size, step, counterpart in steps])
         times = prod(mine.shape) // max(prod(shape), 1)
         mine, other = mine._replace(shape=shape), other._replace(shape=shape)
-        is_cast = self._is_cast(mine, other)
-        alike = mine.stride == other.stride and (is_cast or mine.dtype == other.dtype)
+        alike = mine.stride == other.stride and mine.dtype == other.dtype
         share = (overlaps(mine) and overlaps(other)) or mine.dtype in PACKED
         place = _elements(one, mine), _elements(two, other)
         # Elements that are dense and in the same order on both sides need not be put into torch's order first.
@@ -230,8 +190,6 @@ class TensorComparison:
             return
         if place not in self._compared:
             self._spend(_extent_bytes(mine) + _extent_bytes(other))
-            if is_cast:
-                second = Cast(second, mine.dtype)
             pairs = zip(map(bytes, blocks(first)), map(bytes, blocks(second)), strict=True)
             self._compared[place] = gap_between(pairs, mine.dtype, second.dtype, self._measure)
         differ, gap = self._compared[place]

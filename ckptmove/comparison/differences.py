@@ -10,15 +10,6 @@ from ckptmove.model import OneLine
 What: TypeAlias = Literal["device", "dtype", "shape", "value", "role", "object"]
 
 
-class Criteria(NamedTuple):
-    """Criteria for a difference between two checkpoints."""
-
-    #: whether devices count, and everything that ``convert`` changes with them: group flags, ``torch.device`` objects,
-    #: and dtypes that the target lacks. Roles count only if devices do.
-    devices: bool = True
-    values_of: frozenset[str] | None = None  # tensors of the first whose values are compared; None for all
-
-
 class LoneNan(NamedTuple):
     """Elements that are NaN on one side only. NaN on both sides is not a difference of values."""
 

@@ -78,6 +78,10 @@ class ConvertRequest:
     #: directory; None for the default.
     jobs: int | None = None
     progress: Progress | None = None  # called with the bytes done so far and the total
+    verify: bool = False  # whether to compare the output with its source before it gets its name
+    #: called with the path of what was written, before the output gets its name or an in-place change is final; raises
+    #: an error if it is not what was asked for, and returns its number of tensors. None without ``verify``.
+    prove: Callable[[str], int] | None = None
     settle: Callable[[], None] = do_nothing  # called before the last step, which cannot be undone
     limits: Limits = field(default_factory=Limits)  # resource limits for reading the file
     began: float = field(default_factory=time.perf_counter)  # time of the request, by `time.perf_counter`
@@ -103,6 +107,7 @@ class Conversion:
         unchecked: paths of the files whose bytes have no CRCs; empty for the one file of a checkpoint.
         resources: closed after the output was written.
         overflowed: numbers of values that were too large for the dtype of their cast.
+        verified: number of tensors of the output that were compared with the source; None without ``verify``.
         is_writing: whether to write the output. False in a dry run, and without changes if the checkpoint stores no
             devices, unless ``output`` requests a copy.
     """
@@ -150,6 +155,7 @@ class Conversion:
         self.unchecked: list[str] = []
         self.resources = ExitStack()
         self.overflowed: list[int] = []
+        self.verified: int | None = None
         reason = checkpoint.no_devices if self.plan.is_empty and self.remapped is None else ""
         is_needless = bool(reason) and request.output is None and not request.in_place
         is_one_file = self.remapped is not None and self.remapped.is_file
@@ -175,6 +181,11 @@ class Conversion:
             require_dtypes(remapped.inventory, request.move)
         return remapped
 
+    def prove(self, written: str) -> None:
+        """Compare what was written with the source, if the request asks for it."""
+        if self.request.prove is not None:
+            self.verified = self.request.prove(written)
+
     def result(self, written: int) -> Converted:
         """The result, with the number of bytes written."""
         notes = self.notes
@@ -190,6 +201,7 @@ class Conversion:
             plan=self.plan,
             output=self.request.target if self.is_writing else None,
             bytes_copied=written,
+            verified=self.verified,
             seconds=time.perf_counter() - self.request.began,
             notes=tuple(notes),
             in_place=self.request.in_place,

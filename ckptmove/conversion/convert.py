@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from ckptmove.checkpoint.naming import naming
@@ -143,8 +144,14 @@ def _carry_out(conversion: Conversion, checkpoint: OpenCheckpoint, jobs: int) ->
     with FileSink(request.target, force=request.force, mode=checkpoint.mode) as sink:
         overflowed = conversion.overflowed.append
         written = write_segments(source, segments, sink, request.progress, overflowed, jobs)
-        sink.commit(request.settle)
+        sink.commit(partial(_settle, conversion, sink.place))
     return written
+
+
+def _settle(conversion: Conversion, written: str) -> None:
+    """Prove what was written; then no signal stops the conversion."""
+    conversion.prove(written)
+    conversion.request.settle()
 
 
 def _is_shared(checkpoint: OpenCheckpoint) -> bool:

@@ -47,6 +47,7 @@ def write_directory(conversion: Conversion, checkpoint: OpenCheckpoint, listing:
     with DirectorySink(request.target, names, force=request.force) as sink:
         writer = _DirectoryWriter(conversion, checkpoint, listing, sink, new)
         writer.run()
+        conversion.prove(sink.place)
         sink.commit(request.settle)
     if sink.leftover is not None:
         conversion.notes.append(f"the replaced directory could not be removed completely: {sink.leftover}")

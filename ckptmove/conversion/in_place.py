@@ -36,7 +36,12 @@ def change_file(conversion: Conversion, part: FilePart) -> int:
     if not conversion.is_writing:
         return 0
     part.close()
-    apply_patch(part.path, patch, place.stamp, request.settle)
+
+    def settle() -> None:
+        conversion.prove(part.path)
+        request.settle()
+
+    apply_patch(part.path, patch, place.stamp, settle)
     conversion.notes.append(_way_back(part.path, patch, size, is_remapped=remapped is not None))
     return patch.nbytes
 

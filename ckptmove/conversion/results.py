@@ -35,6 +35,7 @@ class Converted(OneLine):
     output: str | None  # path of the new file; None after a dry run
     bytes_copied: int  # bytes written to the output
     seconds: float  # wall time
+    verified: int | None = None  # number of tensors that were compared with the source; None if none were
     notes: tuple[str, ...] = field(default=())  # further information, for example that the archive has no CRCs
     in_place: bool = False  # whether the source itself was changed
     unmatched: tuple[Unmatched, ...] = ()  # options that match nothing

@@ -70,6 +70,7 @@ def write_shards(conversion: Conversion, checkpoint: OpenCheckpoint) -> int:
             written += file.size_bytes
             if request.progress is not None:
                 request.progress(written, total)
+        conversion.prove(sink.place)
         sink.commit(request.settle)
     return written
 

@@ -56,6 +56,11 @@ class DirectorySink:
                 raise
         return self
 
+    @property
+    def place(self) -> str:
+        """Path of the temporary directory."""
+        return str(self._temp)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

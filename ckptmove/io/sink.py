@@ -61,6 +61,11 @@ class FileSink(NewFile):
                 raise
         return self
 
+    @property
+    def place(self) -> str:
+        """Path of the temporary file."""
+        return str(self._place)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

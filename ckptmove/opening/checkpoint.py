@@ -44,6 +44,7 @@ def open_checkpoint(
     progress: Progress | None = None,
     members: Sequence[WalkedFile] | None = None,
     exclude: Collection[str] = (),
+    is_settled: bool = False,
 ) -> Iterator[OpenCheckpoint]:
     """Read a checkpoint without the bytes of its tensors. A file with a journal beside it is not read.
 
@@ -61,11 +62,12 @@ def open_checkpoint(
         check: whether to compare every record with its CRC.
         members: the files of a directory that belong to the checkpoint, as a search has found them; None for all.
         exclude: folders in a directory that are checkpoints of their own, by their paths in it: they are not read.
+        is_settled: whether to read a file with a journal too, because its change has been written.
     """
     limits = limits or Limits()
     with ExitStack() as stack:
         with naming(location):  # later errors may be about another checkpoint
-            source, listing, traffic = _bytes_or_listing(as_location(location), limits, members)
+            source, listing, traffic = _bytes_or_listing(as_location(location), limits, members, is_settled=is_settled)
             if source is not None:
                 stack.callback(source.close)
                 try:
@@ -102,7 +104,7 @@ def open_checkpoint(
 
 
 def _bytes_or_listing(
-    location: str, limits: Limits, members: Sequence[WalkedFile] | None
+    location: str, limits: Limits, members: Sequence[WalkedFile] | None, *, is_settled: bool
 ) -> tuple[FileSource | FileObjectSource | RemoteSource | None, Listing | None, Traffic | None]:
     """The bytes of a file, or the listing of a directory; and the requests for either, if it is remote."""
     if isinstance(location, Address):
@@ -120,7 +122,8 @@ def _bytes_or_listing(
 
         listing = list_directory(location, limits)
         return None, listing if members is None else listing.only({member.path for member in members}), None
-    require_settled(location)
+    if not is_settled:
+        require_settled(location)
     return open_source(location), None, None
 
 

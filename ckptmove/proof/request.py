@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ckptmove.limits import Limits
-from ckptmove.moves import Remap
 from ckptmove.proof.source_edits import Edit  # noqa: TC001  # the codec reads the annotations
 from ckptmove.torch_facts.optimizers import BY_NAME
 
@@ -18,7 +17,6 @@ class VerifyRequest(NamedTuple):
     exclude: tuple[str, ...] = ()
     to: str | None = None  # target device, or None for the device of most of the model
     against: str | None = None  # checkpoint whose values must be equal, or None
-    remap: Remap = Remap()  # how the checkpoint was remapped from `against`
     #: optimizer class to step with: the name of one of ``torch.optim``, or ``pkg.mod:CLASS``; None to detect it.
     optimizer: str | None = None
     require_device: bool = False  # whether a simulated target is a failure

@@ -11,19 +11,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from ckptmove.conversion.keep import kept_tensors
-from ckptmove.conversion.remap.expected import expected
 from ckptmove.errors import UsageError
 from ckptmove.findings.context import Context, devices_needed, known_count, target_device
 from ckptmove.findings.registry import find_all
 from ckptmove.findings.trials import Source
 from ckptmove.formats.facts import facts_of
 from ckptmove.io.cores import cores
-from ckptmove.moves import MoveRequest, Remap
+from ckptmove.moves import MoveRequest
 from ckptmove.proof.checks import CASE, CHECKS, SCRIPT, skipped
 from ckptmove.proof.codec import dumps
+from ckptmove.proof.errors import PackageMissing
 from ckptmove.proof.evidence import Verdict
 from ckptmove.proof.file_checks import check_file, check_structure
-from ckptmove.proof.machine import PackageMissing
 from ckptmove.proof.opened import open_files
 from ckptmove.proof.placement import check_placement
 from ckptmove.proof.processes.child import CHILD_CHECKS, ONE_THREAD, child, forked, worker_command
@@ -112,12 +111,9 @@ def _jobs(request: VerifyRequest, nbytes: int) -> int:
 
 
 def _start(running: ExitStack, command: Sequence[str], asked: VerifyRequest, opened: Opened) -> Child:
-    """Start the child process: a fork, which has the open files, or else a new one.
-
-    It is a new one if the trees of the original were changed by a comparison.
-    """
+    """Start the child process: a fork, which has the open files, or else a new one."""
     is_other = bool(command) or asked.runs_own_code or "torch" in sys.modules
-    if not (is_other or _is_changed(opened, asked)) and can_fork():
+    if not is_other and can_fork():
 
         def load() -> Callable[[], None]:
             from ckptmove.training.worker import work
@@ -128,11 +124,6 @@ def _start(running: ExitStack, command: Sequence[str], asked: VerifyRequest, ope
             return running.enter_context(forked(load))
     variables = None if asked.runs_own_code else ONE_THREAD
     return running.enter_context(child(command or worker_command(), dumps(asked), variables))
-
-
-def _is_changed(opened: Opened, asked: VerifyRequest) -> bool:
-    checkpoint, original = opened.checkpoint, opened.original
-    return original is not None and expected(original, checkpoint, asked.remap, asked.limits) is not original
 
 
 def refuse_request(request: VerifyRequest) -> None:
@@ -154,10 +145,6 @@ def refuse_request(request: VerifyRequest) -> None:
     if request.case is not None and request.script is not None:
         raise UsageError(
             Phrase(Argument("case"), " and ", Argument("script"), " both make a step of your training: choose one")
-        )
-    if request.remap != Remap() and request.against is None:
-        raise UsageError(
-            Phrase("options of convert describe the change from an original: add ", Argument("against", "ORIGINAL"))
         )
 
 
@@ -219,12 +206,13 @@ def verdict(
     passed = all(check.status != "failed" for check in checks)
     # There is no state to resume from, and all was compared with the original.
     is_equal = asked.against is not None and any(dict(check.evidence).get("optimizers") == 0 for check in checks)
+    has_unseen = any(dict(check.evidence).get("unseen") for check in checks)
     return Verdict(
         path=asked.path,
         target=target,
         mode=cast("Mode", answers.mode or ("cpu" if target == "cpu" else "simulated")),
         passed=passed,
-        proven=passed and (_is_proven(checks) or is_equal) and (sample is None or sample.is_all),
+        proven=passed and (_is_proven(checks) or is_equal) and not has_unseen and (sample is None or sample.is_all),
         checks=checks,
         findings=(*findings, *(one for one in answers.findings if one.code not in asked.ignore)),
         sample=sample,

@@ -14,14 +14,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ckptmove.checkpoint.open_checkpoint import side_by_side
-from ckptmove.comparison.counterparts import find_counterparts
-from ckptmove.conversion.remap.expected import expected
 from ckptmove.errors import CaseUnusable, OutOfMemory, UsageError
-from ckptmove.moves import Remap
-from ckptmove.proof.checks import Offenders, failed
+from ckptmove.proof.checks import failed
 from ckptmove.proof.codec import loads
 from ckptmove.proof.opened import open_files
+from ckptmove.proof.original.against import Comparison, Sides
 from ckptmove.proof.place import find_site
 from ckptmove.proof.processes.group import Follower, Leader, start_others
 from ckptmove.proof.processes.memory import limit_memory, memory_hint, with_hint
@@ -29,7 +26,6 @@ from ckptmove.proof.processes.messages import Message
 from ckptmove.proof.processes.shares import ONE_PROCESS, share
 from ckptmove.proof.processes.uncompiled import leave_out_dynamo, uncompiled_calls
 from ckptmove.proof.request import VerifyRequest
-from ckptmove.proof.restored.against import OriginalTensors, casts, differences
 from ckptmove.proof.restored.generators import refused_states
 from ckptmove.proof.restored.loaded import LoadedFiles
 from ckptmove.proof.restored.numbers import NumbersTally
@@ -39,16 +35,15 @@ from ckptmove.proof.step.counters import CounterFaults, check_counters
 from ckptmove.proof.step.optimizer_class import optimizer_class
 from ckptmove.proof.step.resume import Bench, resume
 from ckptmove.proof.tensors.stored import StoredTensors
-from ckptmove.proof.tensors.wrappers import WithWrappers
-from ckptmove.text import Argument, spelled, spelled_for_python
+from ckptmove.text import spelled, spelled_for_python
 from ckptmove.torch_facts.optimizers import BY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.proof.evidence import CheckResult
     from ckptmove.proof.opened import Opened
+    from ckptmove.proof.original.against import OriginalTensors
     from ckptmove.proof.processes.child import Child
     from ckptmove.proof.processes.shares import ProcessGroup, Share
 
@@ -154,7 +149,8 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, o
             restore = failed("restore", refused.failures("refused by torch's generators: "), **dict(restore.evidence))
         original: OriginalTensors | None = None
         if source is not None:
-            original, restore = _with_original(restore, stack, checkpoint, source, request, sample or own, group)
+            sides = Sides.of(checkpoint, loaded, stored, source, request.limits, stack)
+            original, restore = _with_original(restore, sides, sample or own, group)
         checkpoint.require_unchanged()  # a file may have been replaced by another one of its name
         bench = Bench(request, site, checkpoint, stored, loaded, original, pairings, sample, own)
         if group.rank > 0:
@@ -200,45 +196,25 @@ def _of_sample(check: CheckResult, sample: Sample | None) -> CheckResult:
 
 
 def _with_original(
-    restore: CheckResult,
-    stack: ExitStack,
-    checkpoint: OpenCheckpoint,
-    source: OpenCheckpoint,
-    request: VerifyRequest,
-    part: Sample | Share | None,
-    group: ProcessGroup,
-) -> tuple[OriginalTensors, CheckResult]:
-    """Compare a checkpoint with its original, and add the result to the ``restore`` check.
+    restore: CheckResult, sides: Sides, part: Sample | Share | None, group: ProcessGroup
+) -> tuple[OriginalTensors | None, CheckResult]:
+    """Compare a checkpoint with its original.
 
-    If a process finds a difference, the first one compares everything again, in the order of the checkpoint.
+    Returns:
+        The tensors of the original, or None if some have no counterpart; and the ``restore`` check with the comparison.
     """
-    other = expected(source, checkpoint, request.remap, request.limits)
-    stored = stack.enter_context(StoredTensors(other.parts, keeps=True))
-    sides = side_by_side(checkpoint, other)
-    found = find_counterparts(*sides)
-    names, is_compact = None if part is None else part.names, request.remap.compact
-    lost, notes = differences(*sides, found, request.limits, names, compact=is_compact)
-    of_all = Offenders(lost.count)
-    group.join(of_all)
-    if of_all.count > lost.count:
-        lost, notes = differences(*sides, found, request.limits, compact=is_compact)
-    other.require_unchanged()
-    original = OriginalTensors(found, other.inventory, WithWrappers(stored, LoadedFiles(other.parts, stored)))
-    against = source.path
-    evidence = (*restore.evidence, ("against", against), ("changed", lost.count))
+    comparison = Comparison(sides)
+    comparison.compare(None if part is None else part.names, is_first=group.rank == 0)
+    tally, against = comparison.tally, sides.original.path
+    group.join(tally)
+    sides.original.require_unchanged()
+    tensors = comparison.tensors()
+    evidence = (*restore.evidence, ("against", against), ("changed", tally.lost.count), ("unseen", tally.unseen.count))
     if restore.status == "failed":
-        return original, restore._replace(evidence=evidence)
-    if lost:
-        is_renamed = request.remap == Remap() and bool(found.added or found.removed)
-        repeat = "if the conversion changed names or parts, repeat its options here, for example"
-        fix = f"{repeat} {Argument('strip_prefix', True)}" if is_renamed else ""
-        return original, failed("restore", lost.failures(f"differs from {against}: "), fix, **dict(evidence))
-    what = "every tensor equals" if notes else "all equal"
-    unseen = (
-        "" if not isinstance(part, Sample) or part.size.is_all else " except the bits of tensors outside the sample"
-    )
-    cast = casts(found)
-    ignored = f" and {cast}" if cast else ""
-    ignored += "".join(f"; {note}" for note in notes)
-    detail = f"{restore.detail}; {what} {against}{unseen}, ignoring devices{ignored}"
-    return original, restore._replace(detail=detail, evidence=evidence)
+        return tensors, restore._replace(evidence=evidence)
+    if tally.lost:
+        return tensors, failed("restore", tally.lost.failures(f"differs from {against}: "), **dict(evidence))
+    outside = " except the bits of tensors outside the sample"
+    unseen = outside if isinstance(part, Sample) and not part.size.is_all else ""
+    detail = f"{restore.detail}; {comparison.summary(unseen)}"
+    return tensors, restore._replace(detail=detail, evidence=evidence)

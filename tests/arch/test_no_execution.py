@@ -40,7 +40,7 @@ HARMLESS_MODULES = {
     "functools", "gc", "glob", "hashlib", "heapq", "html", "io", "itertools", "json", "keyword", "linecache", "lzma",
     "math", "mmap", "os", "pathlib", "pickletools", "platform", "posixpath", "queue", "random", "re", "shlex", "shutil",
     "signal", "stat", "struct", "sys", "sysconfig", "tarfile", "textwrap", "threading", "time", "tokenize", "traceback",
-    "types", "typing", "uuid", "warnings", "weakref", "zlib",
+    "types", "typing", "uuid", "warnings", "weakref", "zipfile", "zlib",
 }  # fmt: skip
 #: Modules that can execute something, and the modules that may import them.
 GUARDED_MODULES = {

@@ -185,7 +185,7 @@ def test_every_option_of_verify_is_a_key_and_a_variable(project, monkeypatch, na
 def test_the_options_of_verify_are_found() -> None:
     kinds = settings_of(verify)
     assert {kinds[name] for name in ("to", "seed", "timeout", "strict", "script_args")} == {str, int, float, bool, list}
-    assert kinds.keys() > {"dtype", "compact", "limit_factor", "report", "format", "json", "quiet"}
+    assert kinds.keys() > {"against", "limit_factor", "report", "format", "json", "quiet"}
     assert not kinds.keys() & {"paths", "context", "version", "help"}
 
 

@@ -25,8 +25,8 @@ from ckptmove.io import changes, journal
 from ckptmove.io.remote import errors as remote_errors
 from ckptmove.limits import TREE_MEMORY
 from ckptmove.proof.downloading import CopyExists, NotDownloaded
+from ckptmove.proof.errors import ChildKilled, ConversionDiffers, PackageMissing, TorchBroken
 from ckptmove.proof.loading import errors as loading_errors
-from ckptmove.proof.machine import ChildKilled, PackageMissing, TorchBroken
 from ckptmove.proof.source_edits import FixNotWritten
 from ckptmove.training.case.name import ScriptUnusable
 from ckptmove.training.mesh.errors import RankFailed
@@ -216,6 +216,7 @@ ERRORS = {
     PackageMissing("torch"): (2, "pip install torch"),
     PackageMissing("safetensors"): (2, "pip install safetensors"),
     ChildKilled("it", 9): (70, "memory"),
+    ConversionDiffers("a.pth", ["w: other bits"]): (1, "report"),
     TorchBroken("OSError: no"): (2, "python -c 'import torch'"),
     errors.MissingFile("a"): (3, "the path"),
     errors.MissingFile("a*"): (3, "glob"),

@@ -20,7 +20,7 @@ from ckptmove import convert
 from ckptmove.errors import MissingFile, UsageError
 from ckptmove.model import Severity
 from ckptmove.proof.checks import CHECKS
-from ckptmove.proof.machine import PackageMissing
+from ckptmove.proof.errors import PackageMissing
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.training.run import verify_checkpoint
 

@@ -116,7 +116,7 @@ def test_while_it_is_compared_with_the_original(packer, answers, monkeypatch, ch
     changing = Changing(packer, "file")
     copy = shutil.copy(changing.path, str(packer.root / "copy.pth"))
     path, against = (changing.path, copy) if changes == "checkpoint" else (copy, str(changing.path))
-    before(monkeypatch, worker, "differences", lambda: way(changing))
+    before(monkeypatch, worker, "Comparison", lambda: way(changing))
     with pytest.raises(SourceChanged) as caught:
         answers(path, against=against)
     assert caught.value.path == str(changing.path)

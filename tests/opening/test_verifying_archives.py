@@ -299,7 +299,7 @@ def test_a_tensor_that_could_be_in_several_files_is_not_taken_for_one(build, ans
     build.save(file, {"w": torch.ones(3), "v": torch.ones(2)})
     build.save(folder / "three.pt", {"v": torch.ones(2)})
     restore = answers(file, against=str(folder))["restore"]
-    assert restore["status"] == "failed"
+    assert (restore["status"], restore["evidence"]["unseen"] > 0) == ("passed", True)
     assert " w: " in restore["detail"]
     assert f"in {file} " in restore["detail"]
 

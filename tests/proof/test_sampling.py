@@ -112,7 +112,7 @@ def test_against_an_original_bits_are_those_of_the_sample_and_form_that_of_all(t
     tree["model"]["3.weight"] += 1
     torch.save(tree, bits)
     tree = torch.load(checkpoint)
-    tree["model"]["3.weight"] = tree["model"]["3.weight"].half()
+    tree["model"]["3.weight"] = tree["model"]["3.weight"][:1].clone()
     torch.save(tree, form)
     looking, passing = seeds(checkpoint, "model.3.weight")
     for seed, status in ((looking, "failed"), (passing, "passed")):

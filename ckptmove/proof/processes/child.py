@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Final, NamedTuple, NoReturn, cast
 
 from ckptmove.errors import CaseUnusable, UsageError
 from ckptmove.proof.checks import CASE, SCRIPT, failed, skipped
-from ckptmove.proof.machine import ChildKilled, TorchBroken
+from ckptmove.proof.errors import ChildKilled, TorchBroken
 from ckptmove.proof.processes.forking import Forked, fork
 from ckptmove.proof.processes.messages import Message, RunFacts, read_message
 from ckptmove.proof.processes.strays import MARK, end_strays

@@ -11,24 +11,25 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from ckptmove.checkpoint.elements import extent_span
 from ckptmove.formats.facts import facts_of
-from ckptmove.io.part import PartSource
+from ckptmove.io.part import PartSource, read_into
 from ckptmove.proof.checks import UNITED, Offenders, Tally
 from ckptmove.proof.restored.byte_source_file import as_file
 from ckptmove.proof.restored.loaded import load, load_tensor
 from ckptmove.proof.restored.pages import PageRelease
 from ckptmove.proof.tensors.dtypes import dtype_of
-from ckptmove.proof.tensors.stored import same_bits
+from ckptmove.proof.tensors.stored import memory_of, same_bits
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    import torch
-
     from ckptmove.assembled.part import AssembledPart
     from ckptmove.assembled.table import OpenChunk, Placed
+    from ckptmove.lazy.stored import StoredBytes
     from ckptmove.model import Span, TensorRecord
     from ckptmove.proof.restored.loaded import Loaded, LoadedFiles
 
@@ -88,7 +89,7 @@ def compare_pieces(
         if file is not None and not _is_loaded(file, placed.file, tally):
             continue
         is_loaded = True
-        found = file or _load(part, key, placed, tally)
+        found = file or _load(part, key, placed, tally._tables)
         name = f"{record.name} ({placed.where})"
         if found.refusal or found.error:
             tally.errors.add(f"{name}: {found.refusal or found.error}")
@@ -98,11 +99,9 @@ def compare_pieces(
             tally.ranked += file is not None
             tally.shards += file is None and bool(placed.name)
             tally.chunks += file is None and not placed.name
-        theirs = found.tensors.get(part.own_name(record.name) if is_whole else placed.name, [])
+        theirs = _of_chunk(record, part, placed, found, is_whole=is_whole)
         sizes = record.shape if is_whole else placed.chunk.sizes
         own = values if is_whole else values[_slices(placed.chunk.offsets, sizes)]
-        if placed.offsets:
-            theirs = [one[_slices(placed.offsets, sizes)] for one in theirs]
         fault = _fault(own, theirs, record.dtype, sizes)
         if fault:
             tally.differing.add(f"{name}: {fault}")
@@ -112,6 +111,55 @@ def compare_pieces(
             span = cast("Span", extent_span(storage.span, cast("TensorRecord", local)))
             _pages(file, placed.file, part, tally).seen(theirs[0].data_ptr(), span.start, span.nbytes)
     return is_loaded
+
+
+def join_pieces(
+    record: TensorRecord, part: AssembledPart, loaded: LoadedFiles, tables: dict[str, Any]
+) -> torch.Tensor | None:
+    """A tensor put together by torch from its chunks; None if one is missing, or two have one name.
+
+    A chunk that torch does not load, because weights-only mode refuses its file, is built from the stored bytes.
+
+    Args:
+        tables: open files of safetensors, by path; more are added.
+    """
+    key = cast("str", part.own_key(record))
+    if part.span(key) is None:  # its chunks do not cover it
+        return None
+    entry = part.entry(key)
+    whole = torch.empty(entry.shape, dtype=dtype_of(record.dtype))
+    for placed in part.pieces(key):
+        opened = cast("OpenChunk", part.opened(key, placed))
+        found = loaded.of_rank(part.members[placed.file]) if part.members else _load(part, key, placed, tables)
+        chunk = _of_chunk(record, part, placed, found, is_whole=entry.is_storage)
+        if entry.is_storage:
+            return chunk[0] if len(chunk) == 1 else None
+        if len(chunk) != 1 or chunk[0].dtype != whole.dtype:
+            chunk = [as_stored(opened.storage, cast("TensorRecord", opened.local))]
+        whole[_slices(placed.chunk.offsets, placed.chunk.sizes)] = chunk[0]
+    return whole.as_strided(record.shape, record.stride, record.storage_offset)
+
+
+def as_stored(storage: StoredBytes, record: TensorRecord) -> torch.Tensor:
+    """A view of a storage, built from its bytes."""
+    span = cast("Span", extent_span(storage.span, record))
+    values = torch.empty(span.nbytes, dtype=torch.uint8)
+    raw: Any = values.untyped_storage()
+    read_into(storage.source, span.start, memory_of(raw))
+    if storage.byteorder != sys.byteorder:
+        raw.byteswap(dtype_of(record.dtype))
+    return torch.empty(0, dtype=dtype_of(record.dtype)).set_(raw, 0, record.shape, record.stride)
+
+
+def _of_chunk(
+    record: TensorRecord, part: AssembledPart, placed: Placed, found: Loaded, *, is_whole: bool
+) -> list[torch.Tensor]:
+    """The chunk in what torch loaded; several tensors if their paths are written the same."""
+    _, inside = part.object_of(record) or ("", part.own_name(record.name))
+    theirs = found.tensors.get(inside if is_whole else placed.name, [])
+    cut = _slices(placed.offsets, placed.chunk.sizes) if placed.offsets else ()
+    # A partition of ZeRO has one axis, whatever the shape of the tensor.
+    return [(one if one.dim() == len(cut) else one.reshape(-1))[cut] for one in theirs] if cut else theirs
 
 
 def load_objects(
@@ -147,11 +195,11 @@ def _is_loaded(file: Loaded, name: str, tally: PiecesTally) -> bool:
     return not (file.refusal or file.error)
 
 
-def _load(part: AssembledPart, key: str, placed: Placed, tally: PiecesTally) -> Loaded:
+def _load(part: AssembledPart, key: str, placed: Placed, tables: dict[str, Any]) -> Loaded:
     """A chunk as torch or safetensors loads it."""
     source = part.source(placed.file)
     if placed.name and not source.is_remote:
-        return load_tensor(source.path, placed.name, tally._tables)
+        return load_tensor(source.path, placed.name, tables)
     return _load_piece(part, placed, cast("OpenChunk", part.opened(key, placed)).container)
 
 

@@ -72,9 +72,13 @@ def places(inventory: Inventory) -> dict[tuple[str, str | None, int], int]:
     counts: dict[str, int] = {}
     found: dict[tuple[str, str | None, int], int] = {}
     for _, record in dense_records(inventory):
-        found.setdefault((record.name, record.storage, record.storage_offset), counts.get(record.name, 0))
+        found.setdefault(_at(record), counts.get(record.name, 0))
         counts[record.name] = counts.get(record.name, 0) + 1
     return found
+
+
+def _at(record: TensorRecord) -> tuple[str, str | None, int]:
+    return record.name, record.storage, record.storage_offset
 
 
 def dense_records(inventory: Inventory, names: Container[str] | None = None) -> Iterator[tuple[int, TensorRecord]]:
@@ -162,13 +166,17 @@ class LoadedTensors:
 
     def tensor(self, record: TensorRecord, window: Window | None = None) -> torch.Tensor:
         """The tensor of a record, or a run of its elements; it must not be written to."""
-        place = self._stored.place(record)
-        if place is None or place.file in self._missing:
+        place, part = self._stored.place(record), self._stored.part_of(record)
+        if part is None or part.name in self._missing:
             return self._instead.tensor(record, window)
-        alike = self._loaded.alike(place.file, record.name)
-        tensor = alike[self._places[record.name, record.storage, record.storage_offset]]
+        alike = self._loaded.alike(part.name, record.name)[self._places[_at(record)] :]
+        if not alike:  # the `restore` check has told of it
+            return self._instead.tensor(record, window)
+        tensor = alike[0]
         found = without_padding(tensor, record)
         found = found if window is None else window.cut(found)
+        if place is None:  # torch inflates or decodes it
+            return found
         start = place.span.start + found.data_ptr() - tensor.data_ptr()
         self._pages.seen(place.file, found.data_ptr(), start, raw_bytes(found).nbytes)
         return found

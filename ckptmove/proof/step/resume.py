@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.model import Inventory, OptimizerRecord, ParamGroup, TensorRecord
     from ckptmove.proof.evidence import CheckResult
+    from ckptmove.proof.original.against import OriginalTensors
     from ckptmove.proof.place import Site, StepDevice
     from ckptmove.proof.processes.shares import ProcessGroup, Share
     from ckptmove.proof.request import VerifyRequest
-    from ckptmove.proof.restored.against import OriginalTensors
     from ckptmove.proof.restored.loaded import LoadedFiles
     from ckptmove.proof.sampling import Sample
     from ckptmove.proof.step.recipe import Recipe

@@ -14,11 +14,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ckptmove.errors import CaseUnusable, UsageError
-from ckptmove.moves import Remap
 from ckptmove.proof.checks import CASE, CHECKS, failed, passed, skipped
 from ckptmove.proof.codec import dumps, to_plain
+from ckptmove.proof.errors import TorchBroken
 from ckptmove.proof.evidence import RankFault, RanksOfRun
-from ckptmove.proof.machine import TorchBroken
 from ckptmove.proof.opened import open_files
 from ckptmove.proof.processes.child import CHILD_CHECKS, KILLED_BY, child, worker_command
 from ckptmove.proof.processes.messages import Mesh, read_message
@@ -295,7 +294,7 @@ def _refuse_options(request: VerifyRequest) -> None:
     refuse_request(request)
     used = {
         "--script": request.script is not None,
-        "--against": request.against is not None or request.remap != Remap(),
+        "--against": request.against is not None,
         "--sample": request.sample is not None,
         "--fix": bool(request.edits),
         "--optimizer": request.optimizer is not None,

@@ -54,7 +54,6 @@ def save(distributed):
         (("dcp", contiguous), ("dcp", transposed), True),
         (("file", parameter), ("dcp", parameter), True),
         (("file", transposed), ("file", transposed), True),
-        (("file", transposed), ("file", contiguous), False),
         (("file", transposed), ("dcp", other_values), False),
         (("file", other_option), ("dcp", transposed), False),
         (("dcp", transposed), ("file", other_option), False),

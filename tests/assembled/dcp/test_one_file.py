@@ -195,10 +195,10 @@ def test_a_part_of_it_may_have_another_class_of_dict(distributed, tmp_path):
     tree = {"model": collections.OrderedDict(weight=torch.arange(3.0)), "step": 3}
     folder = distributed.save(tmp_path / "run", tree)
     torch.save(tree["model"], tmp_path / "model.pth")
-    assert ckptmove.verify(tmp_path / "model.pth", against=folder, as_root="model").ok
+    assert ckptmove.verify(tmp_path / "model.pth", against=folder).ok
     tree["model"]["weight"][1] = 7
     torch.save(tree["model"], tmp_path / "model.pth")
-    assert not ckptmove.verify(tmp_path / "model.pth", against=folder, as_root="model").ok
+    assert not ckptmove.verify(tmp_path / "model.pth", against=folder).ok
 
 
 def test_a_new_file_in_the_directory_is_verified_alone(distributed, tmp_path, monkeypatch):
@@ -207,7 +207,7 @@ def test_a_new_file_in_the_directory_is_verified_alone(distributed, tmp_path, mo
     said = CliRunner().invoke(app, ["convert", "run", "-o", "run/new.pth"])
     assert said.stderr.endswith("next: ckptmove verify run/new.pth\n")
     said = CliRunner().invoke(app, ["convert", "run", "-o", "new.pth", "--only", "model"])
-    assert said.stderr.endswith("next: ckptmove verify new.pth --against run --only model\n")
+    assert said.stderr.endswith("next: ckptmove verify new.pth --against run\n")
 
 
 def test_the_suffix_of_another_format(distributed, tmp_path):

@@ -441,17 +441,12 @@ def remove_object(tree):
     del tree["epoch"]
 
 
-def remove_tensor(tree):
-    del tree["rng"]
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (change_value, "model.0.weight: other bits"),
         (change_option, "optim.param_groups.0.lr is 5.0 in place of 0.001"),
         (remove_object, "epoch is missing"),
-        (remove_tensor, "rng is missing"),
     ],
 )
 def test_what_is_not_as_in_the_original_is_named(distributed, tmp_path, answers, change, said):

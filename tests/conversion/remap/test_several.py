@@ -262,12 +262,10 @@ def test_a_member_is_left_out(name, drop, options, tmp_path, compared):
     assert is_sound(output)
     assert compared(output, source, drop=drop, **options) == 0
     assert compared(output, source, **options) > 0
-    remaps.archive(output, {one: data for one, data in found.items() if one != "data"})
-    assert compared(output, source, drop=drop, **options) > 0
 
 
 @pytest.mark.parametrize("name", ["streamed.zip", "folders.zip", "folders.tar"])
-def test_a_member_is_left_out_with_its_descriptor_and_its_folder(name, tmp_path):
+def test_a_member_is_left_out_with_its_descriptor_and_its_folder(name, tmp_path, compared):
     """A zip that is written to a stream has a data descriptor after each member."""
     source, output = tmp_path / name, tmp_path / f"out{name[-4:]}"
     members = {"m/a.pth": remaps.zipped(MODEL), "o/b.pth": remaps.zipped(MODEL), "data": b"1"}
@@ -287,7 +285,7 @@ def test_a_member_is_left_out_with_its_descriptor_and_its_folder(name, tmp_path)
     names = [one.rstrip("/") for one in names_of(output)]
     assert names == [one.rstrip("/") for one in names_of(source) if not one.startswith("o")]
     assert is_sound(output)
-    assert ckptmove.verify(output, against=source, drop="o/*").passed
+    assert compared(output, source, drop="o/*") == 0
 
 
 class Unseekable(io.BytesIO):

@@ -294,7 +294,7 @@ def test_without_other_changes_no_module_for_them_is_imported() -> None:
         "ckptmove.checkpoint.inventory", "ckptmove.checkpoint.inventory.apart",
         "ckptmove.checkpoint.inventory.storages", "ckptmove.proof",
         "ckptmove.proof.loading", *(f"ckptmove.proof.loading.{name}" for name in LOADING),
-        "ckptmove.proof.machine",
+        "ckptmove.proof.errors",
         "ckptmove.proof.tensors", "ckptmove.proof.tensors.dtypes",
     }  # fmt: skip
     assert {name for name in found if name.startswith(rooms)} == needed

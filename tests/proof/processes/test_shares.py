@@ -10,6 +10,7 @@ import zipfile
 from collections import Counter
 
 import pytest
+import simulation
 import torch
 from answers import checks_of
 from distributed_checkpoints import Distributed
@@ -24,6 +25,7 @@ from ckptmove.io.cores import cores
 from ckptmove.limits import Limits
 from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.codec import dumps, loads
+from ckptmove.proof.place import TorchDevice
 from ckptmove.proof.processes.child import worker_command
 from ckptmove.proof.processes.shares import share
 from ckptmove.proof.request import VerifyRequest
@@ -159,28 +161,23 @@ def test_the_first_of_several_errors_of_the_step(make, same):
     assert checks["step"]["evidence"]["parameters"] == 0
 
 
-def test_a_reference_step_that_fails_for_some(make, same):
-    tree = make.tree()
-    path = make.save(tree, device="cpu")
-    for key in (1, 3):
-        del tree["optimizer"]["state"][key]["exp_avg"]
-    checks = same(path, against=make.save(tree, name="original.pt", device="cpu"))
-    assert checks["parity"]["evidence"]["apart"] == 2
-    assert checks["fresh"]["evidence"]["changed"] == 2
-
-
-def test_a_step_without_state_that_fails_for_some(make, same, monkeypatch):
+@pytest.mark.parametrize(("with_state", "check"), [(True, "parity"), (False, "fresh")])
+@simulation.on_a_simulated_device
+def test_a_second_step_that_fails_for_some(make, same, monkeypatch, with_state, check):
     take_step = trial.take_step
 
-    def fails(recipe, drafts, source, place, *, with_state, **options):
+    def fails(recipe, drafts, source, place, **options):
         for draft in drafts:
-            if not with_state and draft.piece.name.endswith("bias"):
-                raise RuntimeError(draft.piece.name)
-        return take_step(recipe, drafts, source, place, with_state=with_state, **options)
+            is_chosen = isinstance(place, TorchDevice) and options["with_state"] == with_state
+            if is_chosen and draft.piece.name.endswith("bias"):
+                raise RuntimeError(f"no {draft.piece.name}")
+        return take_step(recipe, drafts, source, place, **options)
 
     monkeypatch.setattr(trial, "take_step", fails)
-    checks = same(make(device="cpu"))
-    assert "the step without the stored state fails: RuntimeError: model.0.bias" in checks["fresh"]["detail"]
+    checks = same(make(), "cuda:0")
+    assert "fails: RuntimeError: no model.0.bias" in checks[check]["detail"]
+    assert checks["parity"]["evidence"]["apart"] == 2 * with_state
+    assert checks["fresh"]["evidence"] == ({"with_state": 2, "changed": 2} if with_state else {})
 
 
 @pytest.mark.unmeasured

@@ -16,7 +16,7 @@ from torchrun import SUPPORT
 from ckptmove.errors import CaseUnusable, CkptMoveError, UsageError
 from ckptmove.proof.checks import failed, passed
 from ckptmove.proof.codec import to_plain
-from ckptmove.proof.machine import TorchBroken
+from ckptmove.proof.errors import TorchBroken
 from ckptmove.proof.processes.child import CHILD_CHECKS, Child
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.training.mesh import meeting

@@ -1,10 +1,14 @@
-"""Errors of the machine that runs the checks: nothing is known of the checkpoint."""
+"""Errors of a proof: of the machine that runs it, and of a conversion that it refutes."""
 
 from __future__ import annotations
 
 import signal
+from typing import TYPE_CHECKING
 
 from ckptmove.errors import CkptMoveError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class PackageMissing(UsageError, ImportError):
@@ -43,3 +47,17 @@ class ChildKilled(CkptMoveError):
     def __init__(self, process: str, number: int) -> None:
         super().__init__(f"{process} was ended by {signal.Signals(number).name}")
         self.number = number
+
+
+class ConversionDiffers(CkptMoveError):
+    """A tensor that a conversion has written differs from its source, so that the output was not kept.
+
+    Attributes:
+        faults: the first differences, and the number of the others.
+    """
+
+    kind = "conversion-differs"
+
+    def __init__(self, path: str, faults: Sequence[str]) -> None:
+        super().__init__(f"the output differs from it, and was not kept: {'; '.join(faults)}", path=path)
+        self.faults = tuple(faults)

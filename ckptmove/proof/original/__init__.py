@@ -1,0 +1,1 @@
+"""Compare a checkpoint with another one that it was made from, through torch's own readers."""

@@ -1,0 +1,174 @@
+"""The names and dtypes that a conversion must give to tensors, from its options alone.
+
+It says a second time what the options mean, and shares no code with the conversion that it is held against.
+"""
+
+from __future__ import annotations
+
+import re
+from fnmatch import translate
+from typing import TYPE_CHECKING, Final, NamedTuple, get_args
+
+from ckptmove.checkpoint.entries import entries
+from ckptmove.checkpoint.file_names import SHARD_FILE
+from ckptmove.checkpoint.state_dicts import INNER_WRAPPERS, MODULE
+from ckptmove.model import Role
+from ckptmove.torch_facts.dtypes import CAST_DOWN, CASTABLE_FLOATS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.checkpoint.parts import OpenPart
+    from ckptmove.model import TensorRecord
+    from ckptmove.moves import MoveRequest, Remap
+
+#: Roles of the parts whose dicts of tensors are state_dicts.
+_STATE_DICTS: Final = frozenset({"model", "ema", "criterion"})
+_ROLES: Final = frozenset(get_args(Role))
+#: Buffer of ``torch.optim.swa_utils.AveragedModel``, whose other keys begin with ``module.``.
+_AVERAGED: Final = "n_averaged"
+
+
+class Wanted(NamedTuple):
+    """A tensor of the source, and what it must be in the output."""
+
+    part: OpenPart  # its file in the source
+    record: TensorRecord
+    name: str  # name in its file; in an output of one file, names of files or groups may be in front
+    key: str  # key in its state_dict, as a file of one state_dict has it
+    dtypes: frozenset[str]  # possible dtypes of each dense part that has `record.dtype`
+
+
+class _Home(NamedTuple):
+    """The keys of a state_dict or of an optimizer's parameters, and where a tensor is among them."""
+
+    family: str  # which keys belong together: the path of their dict, for shards of any of their files
+    before: str  # the path of the dict, with a dot
+    key: str  # key of the tensor, or of its parameter
+    after: str  # what follows the key in the name of the tensor: `.exp_avg`
+
+
+def wanted(checkpoint: OpenCheckpoint, request: MoveRequest) -> list[Wanted]:
+    """The tensors of a source that a conversion keeps."""
+    options = request.remap
+    homes = [(part, record, home) for part in checkpoint.parts for record, home in _homes(part, options)]
+    keys: dict[str, dict[str, None]] = {}
+    for _, _, home in homes:
+        if home is not None:
+            keys.setdefault(home.family, {})[home.key] = None
+    renamed = {family: new_keys(own, options) for family, own in keys.items()}
+    found = []
+    for part, record, home in homes:
+        if not _is_kept(record, options):
+            continue
+        name = key = part.own_name(record.name)
+        if home is not None:
+            key = renamed[home.family][home.key]
+            name, key = f"{home.before}{key}{home.after}", key + home.after
+        if options.as_root:
+            name = part.full_name(name)[len(options.as_root) + 1 :]
+        found.append(Wanted(part, record, name, key, _dtypes(record, request)))
+    return found
+
+
+def new_keys(keys: Collection[str], options: Remap) -> dict[str, str]:
+    """The new key of each key of a state_dict: prefixes are removed, then keys renamed, then a prefix is added."""
+    new = dict(zip(keys, keys, strict=True))
+    if options.strip_prefix is not None:
+        prefixes = options.strip_prefix or (*INNER_WRAPPERS, MODULE)
+        inner = "|".join(re.escape(one) for one in prefixes if one in INNER_WRAPPERS)
+        if inner:
+            new = {old: re.sub(rf"(^|(?<=\.))({inner})", "", key) for old, key in new.items()}
+        pending = [one for one in prefixes if one not in INNER_WRAPPERS]
+        while True:
+            front = [key for key in new.values() if key != _AVERAGED]
+            prefix = next((one for one in pending if front and all(_follows(key, one) for key in front)), None)
+            if prefix is None:
+                break
+            new = {old: key.removeprefix(prefix) for old, key in new.items()}
+            if options.strip_prefix:
+                pending.remove(prefix)
+    return {old: options.add_prefix + _renamed(key, options.rename) for old, key in new.items()}
+
+
+def _follows(key: str, prefix: str) -> bool:
+    return key.startswith(prefix) and key != prefix
+
+
+def _renamed(key: str, pairs: Iterable[tuple[str, str]]) -> str:
+    """The key by the first glob that matches it; each ``*`` of the new name stands for the text that one matched."""
+    for old, new in pairs:
+        found = re.fullmatch("(.*?)".join(map(re.escape, old.split("*"))), key, re.DOTALL)
+        if found is not None:
+            first, *rest = new.split("*")
+            return first + "".join(text + part for text, part in zip(found.groups(), rest, strict=True))
+    return key
+
+
+def _homes(part: OpenPart, options: Remap) -> Iterator[tuple[TensorRecord, _Home | None]]:
+    """The tensors of a part, each with its place in a state_dict or in an optimizer that names its parameters.
+
+    A pickled module is a state_dict once ``plain`` has replaced it.
+    """
+    inventory, shared = part.inventory, SHARD_FILE.fullmatch(part.name) is not None
+    members = entries(part.tree(), inventory, part.name)
+    by_path = {one.path: one for one in members}
+    of_optimizers = dict(_of_optimizers(part))
+    for record in inventory.tensors:
+        name = path = part.own_name(record.name)
+        while path not in by_path:  # the object that holds it
+            path = path.rpartition(".")[0]
+        member = by_path[path]
+        holder = members[member.parent].path if member.is_tensor and isinstance(member.key, str) else path
+        is_home = holder != path or options.plain or member.same != -1
+        if record.name in of_optimizers:
+            yield record, of_optimizers[record.name]
+        elif record.role in _STATE_DICTS and name != holder and is_home:
+            before = f"{holder}." if holder else ""
+            key = path[len(before) :] if holder != path else name[len(before) :]
+            yield record, _Home(f"{'' if shared else part.name}/{holder}", before, key, name[len(before + key) :])
+        else:
+            yield record, None
+
+
+def _of_optimizers(part: OpenPart) -> Iterator[tuple[str, _Home]]:
+    """The state of optimizers that name their parameters, by the names of its tensors."""
+    for optimizer in part.inventory.optimizers:
+        where = part.own_name(optimizer.where) if optimizer.where else ""
+        before = f"{where}.state." if where else "state."
+        for entry in optimizer.state:
+            for _, record in entry.tensors if not entry.key.isdecimal() else ():
+                after = part.own_name(record.name)[len(before) + len(entry.key) :]
+                yield record.name, _Home(f"{part.name}/{where}.state", before, entry.key, after)
+
+
+def _is_kept(record: TensorRecord, options: Remap) -> bool:
+    """Whether the options keep a tensor."""
+    name = record.name
+    if options.as_root:
+        if not name.startswith(f"{options.as_root}."):
+            return False
+        name = name[len(options.as_root) + 1 :]
+    if options.only and not _matches(name, record.role, options.only):
+        return False
+    return not _matches(name, record.role, options.drop)
+
+
+def _matches(name: str, role: str, words: Iterable[str]) -> bool:
+    """Whether a word is the role of a tensor, or a glob of its name or of a path around it."""
+    ends = [place for place, letter in enumerate(name) if letter == "."]
+    paths = [name, *(name[:end] for end in ends)]
+    return any(
+        role == word if word in _ROLES else any(re.match(translate(word), path) for path in paths) for word in words
+    )
+
+
+def _dtypes(record: TensorRecord, request: MoveRequest) -> frozenset[str]:
+    """The dtypes that a tensor may have in the output. Scalars of an optimizer keep theirs."""
+    new = {role or "model": dtype for role, dtype in request.remap.dtype}.get(record.role)
+    is_scalar = record.role == "optimizer" and not record.shape
+    if new is not None and record.dtype in CASTABLE_FLOATS and not is_scalar:
+        return frozenset({new})
+    cast = CAST_DOWN.get(record.dtype) if request.cast else None
+    return frozenset({record.dtype} | ({cast} if cast else set()))
