@@ -9,11 +9,8 @@ import json
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import cache
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from types import UnionType
+from typing import Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 _T = TypeVar("_T")
 _PLAIN: Final = frozenset({str, int, float, bool})
@@ -46,8 +43,19 @@ def from_plain(kind: type[_T], value: Any) -> _T:
     Raises:
         ValueError, TypeError, LookupError or AttributeError: it is not of the type.
     """
-    read: Callable[[Any], _T] = _reader(cast("Any", kind))
-    return read(value)
+    name: Any = kind
+    if get_origin(name) is not None:
+        found: Any = _of_generic(get_origin(name), get_args(name), value)
+    elif name in {object, Any}:
+        found = value
+    elif name in _PLAIN:
+        found = _checked(value, name)
+    elif issubclass(name, Enum):
+        found = name(value)
+    else:
+        hints = _public_hints(name)
+        found = name(**{key: from_plain(hints[key], one) for key, one in value.items()})
+    return cast("_T", found)
 
 
 def dumps(value: Any) -> str:
@@ -68,34 +76,17 @@ def _public_hints(kind: Any) -> dict[str, Any]:
     return {name: hint for name, hint in get_type_hints(kind).items() if not name.startswith("_")}
 
 
-@cache
-def _reader(kind: Any) -> Callable[[Any], Any]:
-    """The function that reads plain values of a type."""
-    if kind in {object, Any}:
-        return lambda value: value
-    if kind in _PLAIN:
-        return lambda value: _checked(value, kind)
-    if get_origin(kind) is not None:
-        return _generic_reader(get_origin(kind), get_args(kind))
-    if issubclass(kind, Enum):
-        return cast("Callable[[Any], Any]", kind)
-    readers = {name: _reader(hint) for name, hint in _public_hints(kind).items()}
-    return lambda value: kind(**{name: readers[name](one) for name, one in value.items()})
-
-
-def _generic_reader(origin: Any, inner: tuple[Any, ...]) -> Callable[[Any], Any]:
+def _of_generic(origin: Any, inner: tuple[Any, ...], value: Any) -> Any:
+    if origin in {Union, UnionType}:  # of one type and None
+        return None if value is None else from_plain(inner[0], value)
     if origin is Literal:
-        return lambda value: inner[inner.index(value)]
-    readers = [_reader(one) for one in inner if one not in {NoneType, Ellipsis}]
-    if origin in {Union, UnionType}:  # of None and one type
-        return lambda value: None if value is None else readers[0](value)
+        return inner[inner.index(value)]
     if origin is dict:
-        return lambda value: {
-            readers[0](key): readers[1](one) for key, one in (value.items() if isinstance(value, dict) else value)
-        }
+        pairs = value.items() if isinstance(value, dict) else value
+        return {from_plain(inner[0], key): from_plain(inner[1], one) for key, one in pairs}
     if origin is tuple and Ellipsis not in inner:
-        return lambda value: tuple(read(one) for read, one in zip(readers, _checked(value, list), strict=True))
-    return lambda value: origin(map(readers[0], _checked(value, list)))
+        return tuple(from_plain(kind, one) for kind, one in zip(inner, _checked(value, list), strict=True))
+    return origin(from_plain(inner[0], one) for one in _checked(value, list))
 
 
 def _checked(value: Any, kind: type) -> Any:

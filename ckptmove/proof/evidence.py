@@ -85,6 +85,12 @@ class RanksOfRun(NamedTuple):
     resharded: bool = False  # whether a rank has another part of a tensor than any rank saved
     faults: tuple[RankFault, ...] = ()  # faults of single ranks
 
+    def updated(self, other: RanksOfRun) -> RanksOfRun:
+        """These facts, with those that another has."""
+        return self._replace(
+            **{name: value for name, value in other._asdict().items() if value not in {None, (), False}}
+        )
+
     def __str__(self) -> str:
         """The ranks, their mesh, and by how many ranks the checkpoint was saved."""
         dims = f": {', '.join(self.dims)}" if self.dims else ""

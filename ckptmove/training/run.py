@@ -95,10 +95,8 @@ def verify_checkpoint(
         # The child's answers are worthless if files changed: it may have read parts of both versions.
         opened.require_unchanged()
     answers.require_usable()
-    found = {check.name: check for check in (*here, *answers.checks.values())}
-    findings = with_refused_keys(findings, [found[name] for name in cases])
-    checks, findings = judge((*CHECKS, *cases), found, findings, [found[name] for name in cases])
-    result = verdict(asked, answers, checks, findings, None if opened.sample is None else opened.sample.size)
+    sample = None if opened.sample is None else opened.sample.size
+    result = verdict(asked, answers, here, findings, (*CHECKS, *cases), sample)
     rest = tuple(part for part in _NOT_STEPPED if part in opened.inventory.contents)
     return replace(result, not_looked_at=("position in the data",) if request.runs_training else rest)
 
@@ -197,12 +195,22 @@ def checks_without_torch(
 def verdict(
     asked: VerifyRequest,
     answers: Answers,
-    checks: tuple[CheckResult, ...],
+    here: tuple[CheckResult, ...],
     findings: tuple[Finding, ...],
+    order: Sequence[str],
     sample: SampleSize | None = None,
 ) -> Verdict:
-    """The verdict of all checks, in the order of the report."""
+    """The verdict of all checks.
+
+    Args:
+        here: the checks that this process has made.
+        findings: findings of the file.
+        order: names of the checks, in the order of the report.
+    """
     target = asked.to or "cpu"
+    found = {check.name: check for check in (*here, *answers.checks.values())}
+    runs = [found[name] for name in (CASE, SCRIPT) if name in order]
+    checks, findings = judge(order, found, with_refused_keys(findings, runs), runs)
     passed = all(check.status != "failed" for check in checks)
     # There is no state to resume from, and all was compared with the original.
     is_equal = asked.against is not None and any(dict(check.evidence).get("optimizers") == 0 for check in checks)

@@ -5,11 +5,8 @@ Its standard output carries only its answers: one JSON document on each line, wr
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from contextlib import ExitStack
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +20,7 @@ from ckptmove.proof.place import find_site
 from ckptmove.proof.processes.group import Follower, Leader, start_others
 from ckptmove.proof.processes.memory import limit_memory, memory_hint, with_hint
 from ckptmove.proof.processes.messages import Message
+from ckptmove.proof.processes.pipes import Pipes
 from ckptmove.proof.processes.shares import ONE_PROCESS, share
 from ckptmove.proof.processes.uncompiled import leave_out_dynamo, uncompiled_calls
 from ckptmove.proof.request import VerifyRequest
@@ -84,38 +82,17 @@ def work(request: VerifyRequest, opened: Opened | None = None) -> None:
 
 
 def _answer(request: VerifyRequest, opened: Opened, others: Sequence[Child], *, is_limited: bool) -> None:
-    _follow_parent()
-    # Output of libraries goes to standard error: standard output is for answers.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    pipes = Pipes()
 
     def emit(message: Message) -> None:
-        answers.write((with_hint(message) if is_limited else message).line().encode())
-        answers.flush()
+        pipes.tell(with_hint(message) if is_limited else message)
 
-    with answers, ExitStack() as stack:
+    with ExitStack() as stack:
         try:
             group: ProcessGroup = Follower(request, emit) if request.rank else ONE_PROCESS
             run(request, emit, stack.enter_context(Leader(others, emit)) if others else group, opened)
         except UsageError as error:
             emit(Message(refusal=spelled(error.message)))
-
-
-def _follow_parent() -> None:
-    """Wait for the end of standard input in a thread, and replace it with an empty one for the user's code."""
-    parent = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    Thread(target=_follow, args=(parent,), daemon=True).start()
-
-
-def _follow(parent: int) -> None:
-    """Kill this process group when the other end of a pipe closes, because the parent has ended."""
-    while os.read(parent, 1):
-        pass
-    if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():  # false if it was not started by ``child``
-        os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, opened: Opened | None = None) -> None:

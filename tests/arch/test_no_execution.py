@@ -78,7 +78,7 @@ HARMLESS_OS = {
 #: Names of ``os`` that can do harm, and where they may be used.
 GUARDED_OS = {
     # end the child and its children
-    "killpg": "proof/processes/child.py training/worker.py training/mesh/worker.py",
+    "killpg": "proof/processes/child.py proof/processes/pipes.py",
     "kill": "proof/processes/strays.py proof/processes/forking.py",  # the same
     # ends the child itself
     "_exit": "training/script/check.py proof/processes/child.py proof/processes/group.py",

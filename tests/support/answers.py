@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptmove.proof.processes.messages import RunFacts
+from ckptmove.proof.evidence import RanksOfRun
 
 
 def check_of(check):
@@ -15,9 +15,9 @@ def checks_of(messages):
     return {one.check.name: check_of(one.check) for one in messages if one.check is not None}
 
 
-def facts_of(messages):
+def run_of(messages):
     """The facts about a run of several ranks in messages."""
-    facts = RunFacts()
+    run = RanksOfRun(0)
     for one in messages:
-        facts = facts.updated(one.facts or RunFacts())
-    return facts
+        run = run.updated(one.run or run)
+    return run

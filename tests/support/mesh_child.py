@@ -32,7 +32,7 @@ if rank == "0":
 else:
     while not (folder / "address").exists():
         time.sleep(0.01)
-    say(json.dumps({"facts": {"address": (folder / "address").read_text()}}))
+    say(json.dumps({"address": (folder / "address").read_text()}))
 if not sys.stdin.readline():
     sys.exit(1)
 for message in script:

@@ -22,8 +22,9 @@ from typing import IO, TYPE_CHECKING, Final, NamedTuple, NoReturn, cast
 from ckptmove.errors import CaseUnusable, UsageError
 from ckptmove.proof.checks import CASE, SCRIPT, failed, skipped
 from ckptmove.proof.errors import ChildKilled, TorchBroken
+from ckptmove.proof.evidence import RanksOfRun
 from ckptmove.proof.processes.forking import Forked, fork
-from ckptmove.proof.processes.messages import Message, RunFacts, read_message
+from ckptmove.proof.processes.messages import Message, read_message
 from ckptmove.proof.processes.strays import MARK, end_strays
 from ckptmove.text import Argument
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from ckptmove.model import Finding
     from ckptmove.proof.evidence import CheckResult
+    from ckptmove.proof.processes.messages import Late
 
 #: Checks that the child makes, in the order of its answers.
 CHILD_CHECKS: Final = ("restore", "numbers", "step", "parity", "fresh")
@@ -83,7 +85,8 @@ class Answers:
     #: results by name. Checks that the child did not reach are failed or skipped.
     checks: dict[str, CheckResult] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)  # findings about the stored values
-    facts: RunFacts = field(default_factory=RunFacts)  # facts about the run of several ranks
+    run: RanksOfRun = field(default_factory=lambda: RanksOfRun(0))  # facts about the ranks, if there are several
+    late: Late | None = None  # what the process was doing when its time was over
 
     def take(self, message: Message) -> None:
         """Add a message."""
@@ -91,7 +94,8 @@ class Answers:
             self.checks[message.check.name] = message.check
         elif message.finding is not None:
             self.findings.append(message.finding)
-        self.facts = self.facts.updated(message.facts or RunFacts())
+        self.run = self.run.updated(message.run or self.run)
+        self.late = message.late or self.late
         self.torch = message.torch or self.torch
         self.mode = message.mode or self.mode
         self.unusable = message.unusable or self.unusable
@@ -115,6 +119,14 @@ class Answers:
 def worker_command(worker: str = "ckptmove.training.worker") -> list[str]:
     """Command line of a child that runs the ``main`` of a module, with the same ``sys.path`` as this process."""
     return [sys.executable, "-c", _START.replace("WORKER", worker), os.pathsep.join(sys.path), os.pathsep]
+
+
+class Ending(NamedTuple):
+    """How a child process has ended."""
+
+    code: int  # exit code; negative for a signal
+    output: str  # beginning of its standard output that was not a message
+    errors: str  # end of its standard error
 
 
 @dataclass(slots=True)
@@ -159,29 +171,37 @@ class Child:
             wanted: the expected checks, in order.
             timeout: seconds after which the child is killed; None for no limit.
         """
-        errors: list[str] = []
         late: list[bool] = []
+        guard = Thread(target=lambda: late.append(self._outlast(timeout)), daemon=True)
+        guard.start()
+        answers = Answers()
+
+        def take(message: Message) -> None:
+            answers.take(message)
+            if stage is not None:
+                pending = next((name for name in wanted if name not in answers.checks), "finishing")
+                stage("importing torch" if answers.mode is None else pending)
+
+        ending = self.read(take)
+        guard.join()
+        _fill_missing(answers, ending, timeout if any(late) else None, wanted)
+        return answers
+
+    def read(self, take: Callable[[Message], None]) -> Ending:
+        """Call a function with each message, until the process ends."""
+        errors: list[str] = []
         # Read in a thread: a child whose standard error pipe is full would block forever.
         drain = Thread(target=lambda: errors.append(end_of(cast("IO[str]", self.process.stderr))), daemon=True)
-        guard = Thread(target=lambda: late.append(self._outlast(timeout)), daemon=True)
-        for thread in (drain, guard):
-            thread.start()
-        answers = Answers()
+        drain.start()
         output = ""
         for line in self.process.stdout or ():
             message = read_message(line)
             if message is None:
                 output = (output + line)[:_LONGEST_LINE]
             else:
-                answers.take(message)
-            if stage is not None:
-                pending = next((name for name in wanted if name not in answers.checks), "finishing")
-                stage("importing torch" if answers.mode is None else pending)
-        for thread in (drain, guard):
-            thread.join()
-        ending = _Ending(self.process.wait(), output, "".join(errors), timeout if any(late) else None)
-        _fill_missing(answers, ending, wanted)
-        return answers
+                take(message)
+        drain.join()
+        return Ending(self.process.wait(), output, "".join(errors))
 
     def _outlast(self, timeout: float | None) -> bool:
         """Wait until the child ends, and kill its group, which may keep its pipes open. Return whether it timed out."""
@@ -295,13 +315,6 @@ def _set_as_started() -> None:
         os.environ.setdefault(name, value)
 
 
-class _Ending(NamedTuple):
-    code: int  # exit code; negative for a signal
-    output: str  # beginning of its standard output that was not a message
-    errors: str  # end of its standard error
-    timeout: float | None  # the timeout in seconds, if it was exceeded; else None
-
-
 def end_of(stream: IO[str]) -> str:
     """Read a stream to its end, and return the last part of it."""
     tail = ""
@@ -311,23 +324,27 @@ def end_of(stream: IO[str]) -> str:
     return tail
 
 
-def _fill_missing(answers: Answers, ending: _Ending, wanted: Sequence[str]) -> None:
-    """Add a failed or skipped result for each check that the child did not answer."""
+def _fill_missing(answers: Answers, ending: Ending, timeout: float | None, wanted: Sequence[str]) -> None:
+    """Add a failed or skipped result for each check that the child did not answer.
+
+    Args:
+        timeout: the timeout in seconds, if it was exceeded; else None.
+    """
     missing = [name for name in wanted if name not in answers.checks]
-    if missing and ending.timeout is None and -ending.code in KILLED_BY:
+    if missing and timeout is None and -ending.code in KILLED_BY:
         answers.killed = ChildKilled(_process(missing[0]), -ending.code)
         return
     last = _last_line(ending.errors) or _reason(ending.code, ending.output, "")
-    if answers.torch == "importing" and ending.timeout is None:
+    if answers.torch == "importing" and timeout is None:
         answers.torch_failure = last
-    if answers.imports and ending.timeout is None:
+    if answers.imports and timeout is None:
         answers.refusal = f"{Argument('optimizer', answers.imports)} cannot be imported: {last}"
     if not missing or answers.unusable:
         return
-    if ending.timeout is not None:
+    if timeout is not None:
         before = ", before torch was imported" * (answers.torch == "importing")
-        late = f"took longer than {ending.timeout:g} s ({Argument('timeout')}){before}"
-        answers.checks[missing[0]] = failed(missing[0], late, timeout=ending.timeout)
+        late = f"took longer than {timeout:g} s ({Argument('timeout')}){before}"
+        answers.checks[missing[0]] = failed(missing[0], late, timeout=timeout)
     else:
         reason = _reason(ending.code, ending.output, ending.errors, missing[0])
         answers.checks[missing[0]] = failed(missing[0], reason, exit_code=ending.code)

@@ -7,12 +7,12 @@ import signal
 import sys
 from queue import SimpleQueue
 from threading import Thread
-from typing import IO, TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.proof.codec import dumps, from_plain, to_plain
-from ckptmove.proof.processes.child import ONE_THREAD, Child, child, end_of, worker_command
+from ckptmove.proof.processes.child import ONE_THREAD, Child, Ending, child, worker_command
 from ckptmove.proof.processes.forking import can_fork, fork
-from ckptmove.proof.processes.messages import Message, read_message
+from ckptmove.proof.processes.messages import Message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,45 +105,40 @@ class _Other(Thread):
         super().__init__(daemon=True)
         #: Tallies of the process, in order; None after the last one.
         self.results: SimpleQueue[object] = SimpleQueue()
-        self._child, self._process, self._emit = started, started.process, emit
+        self._child, self._emit = started, emit
         self._is_left = False
 
     def run(self) -> None:
         """Read its output to the end."""
-        errors: list[str] = []
-        drain = Thread(target=lambda: errors.append(end_of(cast("IO[str]", self._process.stderr))), daemon=True)
-        drain.start()
         told: list[Message] = []
-        for line in cast("IO[str]", self._process.stdout):
-            message = read_message(line)
-            if message is None:
-                continue  # it was killed before the end of the line
-            if message.joined is not None:
-                self.results.put(message.joined)
-            else:
+
+        def take(message: Message) -> None:
+            if message.joined is None:
                 told.append(message)
-        code = self._process.wait()
-        drain.join()
+            else:
+                self.results.put(message.joined)
+
+        ending = self._child.read(take)
         if not self._is_left:
             for message in told:
                 self._emit(message)
-            if code:
-                _end_as(code, "".join(errors))
+            if ending.code:
+                _end_as(ending)
         self.results.put(None)
 
     def leave(self, seconds: float) -> None:
         """Wait for its end for some seconds, and then kill it. How it ends no longer matters."""
         self._is_left = True
         self.join(seconds)
-        self._process.kill()
+        self._child.process.kill()
         self._child.end()
         self.join()
 
 
-def _end_as(code: int, errors: str) -> None:
+def _end_as(ending: Ending) -> None:
     """End this process as another one has ended, with its exit code or signal and the end of its standard error."""
-    sys.stderr.write(errors)
+    sys.stderr.write(ending.errors)
     sys.stderr.flush()
-    if code < 0:
-        signal.raise_signal(-code)
-    os._exit(1 if code < 0 else code)
+    if ending.code < 0:
+        signal.raise_signal(-ending.code)
+    os._exit(1 if ending.code < 0 else ending.code)

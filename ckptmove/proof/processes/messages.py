@@ -6,38 +6,15 @@ from typing import Literal, NamedTuple
 
 from ckptmove.model import Finding  # noqa: TC001  # the codec reads the annotations
 from ckptmove.proof.codec import dumps, loads
-from ckptmove.proof.evidence import CheckResult, RankFault  # noqa: TC001  # likewise
-
-
-class Mesh(NamedTuple):
-    """A mesh of ranks."""
-
-    shape: tuple[int, ...]
-    dims: tuple[str, ...] = ()  # names of its dimensions; empty if they have none
+from ckptmove.proof.evidence import CheckResult, RanksOfRun  # noqa: TC001  # likewise
 
 
 class Late(NamedTuple):
-    """What a rank does shortly before the timeout."""
+    """What a rank was doing when its time was over."""
 
     check: str  # name of the check
     where: str  # line of the user's code that it has reached, as text that follows the fault; or empty
     waits: bool  # whether it waits for other ranks
-
-
-class RunFacts(NamedTuple):
-    """Facts about the run of several ranks, as far as they are known."""
-
-    address: str | None = None  # where the process of rank 0 listens
-    mesh: Mesh | None = None  # that with most dimensions; None if nothing is sharded
-    saved_by: int | None = None  # number of ranks that saved the checkpoint
-    resharded: bool | None = None  # whether a rank has another part of a tensor than any rank saved
-    rank_faults: tuple[RankFault, ...] = ()  # faults of single ranks
-    late: Late | None = None
-
-    def updated(self, other: RunFacts) -> RunFacts:
-        """These facts, with those that another has."""
-        known = {name: value for name, value in other._asdict().items() if value not in {None, ()}}
-        return self._replace(**known)
 
 
 class Message(NamedTuple):
@@ -50,7 +27,9 @@ class Message(NamedTuple):
     finding: Finding | None = None  # a finding about the stored values
     unusable: str | None = None  # why the user's function returns no usable case
     refusal: str | None = None  # why the request cannot be fulfilled
-    facts: RunFacts | None = None
+    address: str | None = None  # where the process of rank 0 listens
+    run: RanksOfRun | None = None  # facts about the ranks, as far as they are known
+    late: Late | None = None  # what a rank does shortly before the timeout
     joined: object = None  # a plain tally, for the first of several processes
 
     def line(self) -> str:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ckptmove.model import OptimizerRecord
     from ckptmove.proof.place import StepDevice
     from ckptmove.proof.step.recipe import Recipe
-    from ckptmove.proof.tensors.pieces import TensorSource
+    from ckptmove.proof.tensors.pieces import ParameterPiece, TensorSource
 
 
 class Trial(NamedTuple):
@@ -115,6 +115,10 @@ class TrialTally(Tally):
     def begin(self, trial: Trial) -> None:
         """Add the results of another optimizer."""
         self._trials.append(trial)
+
+    def set_parameter(self, piece: ParameterPiece) -> None:
+        """Say that the faults that follow are those of a piece's parameter."""
+        self.set_index(self._trials[-1].first + piece.position)
 
     def member(self, name: str) -> Member:
         """A parameter of the optimizer that is being stepped."""

@@ -81,7 +81,7 @@ def try_optimizer(trial: Trial, pieces: Iterator[ParameterPiece], tally: TrialTa
                 _add_error(trial, batch, drafts, error, tally)
             return limit
         for draft, after in zip(drafts, stepped, strict=True):
-            _set_index(trial, draft.piece, tally)
+            tally.set_parameter(draft.piece)
             check_parameter(trial, draft.piece, after, tally)
         _compare(trial, drafts, stepped, tally)
     return ""
@@ -114,7 +114,7 @@ def _add_error(
         ((one, refusal) for one, refusal in chain(refusals, missing) if refusal is not None), (first, error)
     )
     text = _missing_key(trial, piece, refusal) or f"{piece.name}: {error_text(refusal)}"
-    _set_index(trial, piece, tally)
+    tally.set_parameter(piece)
     tally.add_error(text, is_unread=isinstance(refusal, UnreadableInput))
 
 
@@ -155,7 +155,7 @@ def _compare(trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped], 
             for draft, one in zip(drafts, stepped, strict=True):
                 _compare(trial, [draft], [one], tally)
             return
-        _set_index(trial, drafts[0].piece, tally)
+        tally.set_parameter(drafts[0].piece)
         refusal = f"the reference step fails: {error_text(error)}"
         if isinstance(error, (ForeignError, NoWrapper)):
             tally.incomparables.add(refusal)
@@ -167,7 +167,7 @@ def _compare(trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped], 
         tally.incomparables.add(f"{trial.recipe.name} draws random numbers, so its steps differ")
         apart = []
     for piece, text in apart:
-        _set_index(trial, piece, tally)
+        tally.set_parameter(piece)
         tally.apart.add(text)
     _without_state(trial, drafts, others, tally)
 
@@ -183,11 +183,6 @@ def _differences(
                 yield draft.piece, f"{draft.piece.name}{key}: {worst}"
             elif not trial.exact and value.numel():
                 tally.furthest = max(tally.furthest, _gap(value, reference))
-
-
-def _set_index(trial: Trial, piece: ParameterPiece, tally: TrialTally) -> None:
-    """Say that the faults that follow are those of a piece's parameter."""
-    tally.set_index(trial.first + piece.position)
 
 
 def _each_alone(trial: Trial, drafts: Sequence[Draft]) -> bool:
@@ -245,7 +240,7 @@ def _without_state(trial: Trial, drafts: Sequence[Draft], others: Sequence[Stepp
             for draft, other in zip(drafts, others, strict=True):
                 _without_state(trial, [draft], [other], tally)
             return
-        _set_index(trial, drafts[0].piece, tally)
+        tally.set_parameter(drafts[0].piece)
         tally.fresh_failures.add(f"the step without the stored state fails: {error_text(error)}")
 
 

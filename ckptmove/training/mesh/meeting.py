@@ -7,6 +7,7 @@ also if a child dies or hangs. A connection that closes without a last message m
 
 from __future__ import annotations
 
+import json
 import queue
 import secrets
 import socket
@@ -44,7 +45,7 @@ class Hello(NamedTuple):
     failure: dict[str, Any] | None = None  # the error that ended the command before
 
 
-class Ending(NamedTuple):
+class RankEnding(NamedTuple):
     """The last message of a rank."""
 
     check: CheckResult | None = None  # how its child ended
@@ -60,12 +61,6 @@ class Ending(NamedTuple):
         return is_fault or bool(self.unusable or self.refusal or self.failure)
 
 
-class Order(NamedTuple):
-    """A message of rank 0: an exit code, which ends the run, or none, which starts it."""
-
-    exit: int | None = None
-
-
 class Host:
     """The connections of rank 0 to the other ranks."""
 
@@ -78,12 +73,12 @@ class Host:
         #: Where to connect: host, port and token.
         self.address = f"{host} {port} {self._token}"
         #: Messages of the other ranks; None if the process of a rank ended without a last one.
-        self._news: queue.SimpleQueue[tuple[int, Hello | Ending | None]] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[tuple[int, Hello | RankEnding | None]] = queue.SimpleQueue()
         self._connections: dict[int, socket.socket] = {}
         #: First messages of the ranks.
         self.hellos: dict[int, Hello] = {}
         #: Last messages.
-        self.endings: dict[int, Ending | None] = {}
+        self.endings: dict[int, RankEnding | None] = {}
         #: Whether the child of this rank was ended because another rank had failed.
         self.has_ended_child = False
         self._failed = Event()
@@ -112,11 +107,11 @@ class Host:
             self._connections[rank] = connection
             self._news.put((rank, first))
             for line in reader:
-                self._hear(rank, loads(Ending, line))
+                self._hear(rank, loads(RankEnding, line))
         if rank is not None:
             self._hear(rank, None)
 
-    def _hear(self, rank: int, ending: Ending | None) -> None:
+    def _hear(self, rank: int, ending: RankEnding | None) -> None:
         """Note a last message."""
         self._news.put((rank, ending))
         if ending is None or ending.has_failed:
@@ -164,10 +159,10 @@ class Host:
             pass
         return [rank for rank, ending in self.endings.items() if ending is None]
 
-    def tell(self, order: Order) -> None:
-        """Send a message to the other ranks that have connected."""
+    def tell(self, code: int | None) -> None:
+        """Send an exit code, which ends the run, or None, which starts it, to the other ranks that have connected."""
         for rank in self.others:
-            _send(self._connections.get(rank), order)
+            _send(self._connections.get(rank), code)
 
     def dismiss(self, code: int) -> None:
         """Send the exit code to every other rank, and stop to listen.
@@ -177,7 +172,7 @@ class Host:
         until = time.monotonic() + GRACE_SECONDS
         while len(self.hellos) < self._size - 1 and self._take(until):
             pass
-        self.tell(Order(exit=code))
+        self.tell(code)
         with suppress(OSError):  # wakes the thread that accepts; macOS refuses it for a socket that listens
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
@@ -201,7 +196,7 @@ class Guest:
     def _listen(self) -> None:
         with suppress(OSError, ValueError), self._connection, _reader(self._connection) as reader:
             for line in reader:
-                self.exit_code = loads(Order, line).exit
+                self.exit_code = json.loads(line)
                 if self.exit_code is not None:
                     break
                 self._started.set()
@@ -220,7 +215,7 @@ class Guest:
         self._started.wait()
         return not self._ended.is_set()
 
-    def send(self, ending: Ending) -> None:
+    def send(self, ending: RankEnding) -> None:
         """Send the last message to rank 0."""
         _send(self._connection, ending)
 
@@ -240,7 +235,7 @@ def _reader(connection: socket.socket) -> TextIO:
     return connection.makefile("r", encoding="utf-8", newline="\n")
 
 
-def _send(connection: socket.socket | None, message: Ending | Hello | Order) -> None:
+def _send(connection: socket.socket | None, message: RankEnding | Hello | int | None) -> None:
     """Send a message; one to a process that has ended is lost."""
     if connection is not None:
         with suppress(OSError):

@@ -10,8 +10,8 @@ import torch
 
 from ckptmove.errors import CaseUnusable
 from ckptmove.proof.checks import CASE, passed, skipped
-from ckptmove.proof.evidence import RankFault
-from ckptmove.proof.processes.messages import Message, RunFacts
+from ckptmove.proof.evidence import RankFault, RanksOfRun
+from ckptmove.proof.processes.messages import Message
 from ckptmove.text import amount, some
 from ckptmove.training.case.step import loss_of, one_batch
 from ckptmove.training.mesh.faults import MESH_CHECKS, rank_failure
@@ -105,8 +105,8 @@ class Proof:
     def _check(self, subject: Subject, stored: StoredState) -> None:
         ranks = self._ranks
         shape = ranks.gather(subject.mesh)
-        mesh = next((one for one in shape if one is not None), None)
-        self._emit(Message(facts=RunFacts(mesh=mesh, saved_by=stored.saved_by)))
+        sizes, dims = next((one for one in shape if one is not None), ((), ()))
+        self._emit(Message(run=RanksOfRun(ranks.size, sizes, dims, stored.saved_by)))
         checks = (self._keys, self._restore, self._options, self._step, self._parity, self._fresh, self._case)
         for name, check in zip(MESH_CHECKS, checks, strict=True):
             ranks.enter(name)
@@ -130,7 +130,7 @@ class Proof:
             return self._settle("restore", errors, "", named=True)
         found = self._ranks.gather(compare(subject, stored))
         shards, elements = sum(one.shards for one in found), sum(one.elements for one in found)
-        self._emit(Message(facts=RunFacts(resharded=any(one.moved for one in found))))
+        self._emit(Message(run=RanksOfRun(self._ranks.size, resharded=any(one.moved for one in found))))
         detail = f"{amount(shards, 'shard')} with {amount(elements, 'element')} equal the checkpoint bit for bit"
         figures = {"shards": shards, "elements": elements}
         return self._settle("restore", [one.faults for one in found], detail, named=True, **figures)
@@ -228,7 +228,7 @@ class Proof:
         self._answer(rank_failure(check, faults, self._ranks.size, fix, named=named, **figures))
         if named:
             by_rank = [RankFault(rank, check, fault) for rank, own in enumerate(faults) for fault in own]
-            self._emit(Message(facts=RunFacts(rank_faults=(*by_rank[:_MOST_FAULTS],))))
+            self._emit(Message(run=RanksOfRun(self._ranks.size, faults=(*by_rank[:_MOST_FAULTS],))))
         return False
 
     def _answer(self, check: CheckResult) -> None:

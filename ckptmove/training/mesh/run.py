@@ -17,15 +17,14 @@ from ckptmove.errors import CaseUnusable, UsageError
 from ckptmove.proof.checks import CASE, CHECKS, failed, passed, skipped
 from ckptmove.proof.codec import dumps, to_plain
 from ckptmove.proof.errors import TorchBroken
-from ckptmove.proof.evidence import RankFault, RanksOfRun
+from ckptmove.proof.evidence import RankFault
 from ckptmove.proof.opened import open_files
 from ckptmove.proof.processes.child import CHILD_CHECKS, KILLED_BY, child, worker_command
-from ckptmove.proof.processes.messages import Mesh, read_message
-from ckptmove.proof.refuted import judge
+from ckptmove.proof.processes.messages import read_message
 from ckptmove.training.mesh.errors import RankFailed
 from ckptmove.training.mesh.faults import MESH_CHECKS, RANK, rank_failure
 from ckptmove.training.mesh.launch import find_launch
-from ckptmove.training.mesh.meeting import GRACE_SECONDS, START_SECONDS, Ending, Guest, Hello, Host, Order
+from ckptmove.training.mesh.meeting import GRACE_SECONDS, START_SECONDS, Guest, Hello, Host, RankEnding
 from ckptmove.training.run import LATE_SHARE, checks_without_torch, refuse_request, settled, verdict
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class Rank:
             asked = settled(request, opened.inventory)
             started = self._join()
             self._agree(host, request)
-            host.tell(Order())
+            host.tell(None)
             self._send(started, asked)
             host.end_after_failure(started.end)
             findings, here = checks_without_torch(opened, opened.checkpoint.check(progress), request)
@@ -147,7 +146,7 @@ class Rank:
             if self._guest is None:
                 return None
             if self.failure is not None:
-                self._guest.send(Ending(failure=self.failure))
+                self._guest.send(RankEnding(failure=self.failure))
             return self._guest.wait_for_exit_code()
 
     def _join(self, request: VerifyRequest | None = None, failure: dict[str, Any] | None = None) -> Child:
@@ -161,8 +160,8 @@ class Rank:
             return started
         for line in iter(cast("Any", started.process.stdout).readline, ""):
             message = read_message(line)
-            if message is not None and message.facts is not None and message.facts.address:
-                self._guest = self._connect(message.facts.address, request, failure)
+            if message is not None and message.address:
+                self._guest = self._connect(message.address, request, failure)
                 return started
         raise TorchBroken(f"rank {self._launch.rank} cannot reach the store of torchrun")
 
@@ -223,9 +222,7 @@ class Rank:
                 raise CaseUnusable(f"{of_rank}{ending.unusable}")
             if ending.refusal:
                 raise UsageError(f"{of_rank}{ending.refusal}")
-        facts = answers.facts
-        faults = [*facts.rank_faults]
-        checks = {check.name: check for check in (*here, *answers.checks.values())}
+        checks = answers.checks
         names, order = (CHILD_CHECKS, CHECKS) if asked.case is None else (MESH_CHECKS, _CHECKS)
         ended = _root_causes(endings)
         missing = [name for name in names if name not in checks]
@@ -239,11 +236,9 @@ class Rank:
             texts = [[ended[rank]] if rank in ended else [] for rank in range(self._launch.size)]
             checks[name] = rank_failure(name, texts, self._launch.size)
             checks |= {one: skipped(one, f"not reached: {name} failed") for one in missing if one != name}
-            faults += [RankFault(rank, name, text) for rank, text in ended.items()]
         is_proven = asked.case is not None and checks["parity"].status == "passed"
         # An optimizer that has state after a step, and none in the checkpoint, began without it.
         is_proven = is_proven and not dict(checks["fresh"].evidence).get("anew")
-        runs: list[CheckResult] = []
         if asked.case is not None:
             figures = {
                 "proven": is_proven,
@@ -251,24 +246,16 @@ class Rank:
                 "device": asked.to,
                 "simulated": answers.mode == "simulated",
             }
-            runs = [checks[CASE]._replace(evidence=tuple({**dict(checks[CASE].evidence), **figures}.items()))]
-        ordered, findings = judge(order, checks, findings, runs)
-        mesh = facts.mesh or Mesh(())
-        run = RanksOfRun(
-            ranks=self._launch.size,
-            shape=mesh.shape,
-            dims=mesh.dims,
-            saved_by=facts.saved_by,
-            resharded=bool(facts.resharded),
-            faults=tuple(faults),
-        )
+            checks[CASE] = checks[CASE]._replace(evidence=tuple({**dict(checks[CASE].evidence), **figures}.items()))
+        faults = (*answers.run.faults, *(RankFault(rank, name, text) for rank, text in ended.items()))
+        run = answers.run._replace(ranks=self._launch.size, faults=faults)
         named = asked._replace(to=_kind_of_each(asked) or asked.to)
-        result = replace(verdict(named, answers, ordered, findings), run=run)
+        result = replace(verdict(named, answers, here, findings, order), run=run)
         if asked.case is None:
             return result
         return replace(result, proven=result.passed and is_proven)
 
-    def _endings(self, answers: Answers) -> Iterator[tuple[int, Ending]]:
+    def _endings(self, answers: Answers) -> Iterator[tuple[int, RankEnding]]:
         host = cast("Host", self._host)
         own = _ending_of(answers)
         if host.has_ended_child and _exit_code(own) < 0:
@@ -276,11 +263,11 @@ class Rank:
         yield 0, own
         for rank in host.others:
             ending = host.endings.get(
-                rank, Ending(check=failed(RANK, f"it did not end within {GRACE_SECONDS:g} s", lost=True))
+                rank, RankEnding(check=failed(RANK, f"it did not end within {GRACE_SECONDS:g} s", lost=True))
             )
             if ending is None or ending.check is None:
                 reason = _KILLED if ending is None or ending.failure is None else ending.failure["message"]
-                ending = Ending(failed(RANK, reason))
+                ending = RankEnding(failed(RANK, reason))
             yield rank, ending
 
 
@@ -307,29 +294,29 @@ def _refuse_options(request: VerifyRequest) -> None:
         raise UsageError(f"--to {request.to} names one device, but each rank of a case has its own: use --to {kind}")
 
 
-def _ending_of(answers: Answers) -> Ending:
+def _ending_of(answers: Answers) -> RankEnding:
     """How the child of this rank ended; one without a usable case or request has no such answer."""
     check = answers.checks.get(RANK) or passed(RANK, "ended")
     if answers.killed is not None:
         check = failed(RANK, answers.killed.message, exit_code=-answers.killed.number)
-    return Ending(check, answers.unusable, answers.refusal, answers.facts.late)
+    return RankEnding(check, answers.unusable, answers.refusal, answers.late)
 
 
-def _evidence(ending: Ending) -> dict[str, Any]:
+def _evidence(ending: RankEnding) -> dict[str, Any]:
     return dict(ending.check.evidence if ending.check is not None else ())
 
 
-def _check_of(ending: Ending) -> str:
+def _check_of(ending: RankEnding) -> str:
     """Name of the check that a rank was making when it failed; empty if unknown."""
     return ending.late.check if ending.late is not None else str(_evidence(ending).get("check", ""))
 
 
-def _exit_code(ending: Ending) -> int:
+def _exit_code(ending: RankEnding) -> int:
     """Exit code of the process of a rank, negative for a signal; 0 if it ended with an answer."""
     return int(_evidence(ending).get("exit_code", 0))
 
 
-def _root_causes(endings: Mapping[int, Ending]) -> dict[int, str]:
+def _root_causes(endings: Mapping[int, RankEnding]) -> dict[int, str]:
     """Why ranks failed. Those that only lost the connection to another one, or waited for it, are left out."""
     failing: dict[int, str] = {}
     waiting: dict[int, str] = {}

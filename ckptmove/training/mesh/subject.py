@@ -9,7 +9,6 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
 
 from ckptmove.errors import CaseUnusable
-from ckptmove.proof.processes.messages import Mesh
 from ckptmove.training.case.parts import models_of, optimizers_of
 from ckptmove.training.mesh.trained_model import TrainedModel
 
@@ -68,13 +67,13 @@ class Subject:
         return ", ".join(dict.fromkeys(type(one).__name__ for one in self.optimizers))
 
     @property
-    def mesh(self) -> Mesh | None:
+    def mesh(self) -> tuple[tuple[int, ...], tuple[str, ...]] | None:
         """Shape and dimension names of the mesh with most dimensions; None if nothing is sharded."""
         meshes = [*chain.from_iterable(model.meshes for model in self.models)]
         if not meshes:
             return None
         largest = max(meshes, key=lambda mesh: mesh.ndim)
-        return Mesh(tuple(largest.shape), tuple(largest.mesh_dim_names or ()))
+        return tuple(largest.shape), tuple(largest.mesh_dim_names or ())
 
     def of(self, parameter: torch.Tensor) -> TrainedModel:
         """The model of a parameter."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
-import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -20,7 +18,8 @@ from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.checks import failed, passed, skipped
 from ckptmove.proof.codec import from_plain, loads, to_plain
 from ckptmove.proof.place import find_site
-from ckptmove.proof.processes.messages import Late, Message, RunFacts
+from ckptmove.proof.processes.messages import Late, Message
+from ckptmove.proof.processes.pipes import Pipes
 from ckptmove.proof.processes.uncompiled import leave_out_dynamo, uncompiled_calls
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.proof.step.verdicts import missing_device
@@ -54,36 +53,23 @@ def main() -> None:
 
     The first rank gets the address of its parent on the line before.
     """
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    stdin = os.fdopen(os.dup(0), encoding="utf-8")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    Thread(target=_follow, args=(stdin, lines), daemon=True).start()
-    # Output of libraries goes to standard error: standard output is for answers.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def emit(message: Message) -> None:
-        answers.write(message.line())
-        answers.flush()
-
+    pipes = Pipes()
     launch = cast("Launch", find_launch(os.environ))  # its parent has one
     is_master = launch.is_first and not launch.has_store
     shared = TCPStore(launch.host, launch.port, launch.size, is_master=is_master, wait_for_workers=False)
     store = PrefixStore(f"ckptmove/{launch.attempt}", shared)  # the keys of this attempt only
     if launch.is_first:
-        store.set(_ADDRESS, lines.get())
+        store.set(_ADDRESS, pipes.lines.get())
     else:
-        emit(Message(facts=RunFacts(address=store.get(_ADDRESS).decode())))
-    request = loads(VerifyRequest, lines.get())
+        pipes.tell(Message(address=store.get(_ADDRESS).decode()))
+    request = loads(VerifyRequest, pipes.lines.get())
     if request.case is None:
         leave_out_dynamo()
         torch.set_num_threads(1)
-        _join(request, launch, store, emit)
+        _join(request, launch, store, pipes.tell)
         return
     with uncompiled_calls():
-        _join(request, launch, store, emit)
+        _join(request, launch, store, pipes.tell)
 
 
 def _join(request: VerifyRequest, launch: Launch, store: PrefixStore, emit: Emit) -> None:
@@ -94,13 +80,6 @@ def _join(request: VerifyRequest, launch: Launch, store: PrefixStore, emit: Emit
         backend, store=store, rank=launch.rank, world_size=launch.size, timeout=collective_timeout(request.timeout)
     )
     answer(request, emit)
-
-
-def _follow(stdin: Any, lines: queue.SimpleQueue[str]) -> None:
-    """Pass on each line, and kill this process group when the other end of the pipe closes."""
-    for line in stdin:
-        lines.put(line.rstrip("\n"))
-    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def answer(request: VerifyRequest, emit: Emit) -> None:
@@ -218,4 +197,4 @@ class _Rank:
         while frame is not None:
             waits = waits or f"torch{os.sep}distributed{os.sep}" in frame.f_code.co_filename
             frame = frame.f_back
-        self._emit(Message(facts=RunFacts(late=Late(self._check, where, waits))))
+        self._emit(Message(late=Late(self._check, where, waits)))

@@ -18,8 +18,8 @@ from ckptmove.proof.errors import ChildKilled
 from ckptmove.proof.processes import child as module
 from ckptmove.proof.processes.child import CHILD_CHECKS, child, end_of, worker_command
 from ckptmove.proof.processes.messages import Message
+from ckptmove.proof.processes.pipes import Pipes
 from ckptmove.proof.request import VerifyRequest
-from ckptmove.training import worker
 
 
 def answers_of(code):
@@ -341,20 +341,23 @@ def test_the_worker_ends_with_its_parent_and_with_all_that_it_started(make, with
 def test_the_worker_watches_its_standard_input(monkeypatch):
     ours, theirs = os.pipe()
     killed = []
-    monkeypatch.setattr(worker.os, "getpgrp", os.getpid)
-    monkeypatch.setattr(worker.os, "killpg", lambda *ends: killed.append(ends))
-    kept = os.dup(0)
+    monkeypatch.setattr(os, "getpgrp", os.getpid)
+    monkeypatch.setattr(os, "killpg", lambda *ends: killed.append(ends))
+    kept = os.dup(0), os.dup(1)
     os.dup2(ours, 0)
     try:
-        worker._follow_parent()
+        pipes = Pipes()
         assert os.read(0, 1) == b""  # code that reads stdin must not wait
         os.write(theirs, b"one\n")
+        assert pipes.lines.get() == "one"
         assert killed == []
         os.close(theirs)
         wait_until(lambda: killed)
+        pipes._answers.close()
     finally:
-        os.dup2(kept, 0)
-        os.close(kept)
+        for number, descriptor in enumerate(kept):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
         os.close(ours)
     assert killed == [(os.getpgrp(), signal.SIGKILL)]
 

@@ -116,7 +116,7 @@ import os, time
 
 def join(leader, tally):
     with open("pids.new", "w") as file:
-        print(os.getpid(), *(one._process.pid for one in leader._others), file=file)
+        print(os.getpid(), *(one._child.process.pid for one in leader._others), file=file)
     os.rename("pids.new", "pids")
     time.sleep(600)
 

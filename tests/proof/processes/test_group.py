@@ -10,7 +10,7 @@ import pytest
 
 from ckptmove.proof.checks import Offenders
 from ckptmove.proof.processes import group
-from ckptmove.proof.processes.child import ONE_THREAD, child
+from ckptmove.proof.processes.child import ONE_THREAD, Ending, child
 from ckptmove.proof.processes.group import Leader, start_others
 from ckptmove.proof.processes.messages import Message
 from ckptmove.proof.request import VerifyRequest
@@ -26,7 +26,7 @@ print(json.dumps({{"joined": {{"count": 1, "first": []}}}}))
 def ended(monkeypatch):
     """How this process would have ended."""
     found = []
-    monkeypatch.setattr(group, "_end_as", lambda code, errors: found.append((code, errors)))
+    monkeypatch.setattr(group, "_end_as", lambda ending: found.append((ending.code, ending.errors)))
     return found
 
 
@@ -99,7 +99,7 @@ def test_this_process_ends_as_another(monkeypatch, capsys, code):
     monkeypatch.setattr(signal, "raise_signal", killed.append)
     monkeypatch.setattr(os, "_exit", leave)
     with pytest.raises(SystemExit) as left:
-        group._end_as(code, "why\n")
+        group._end_as(Ending(code, "", "why\n"))
     assert capsys.readouterr().err == "why\n"
     assert (left.value.code, killed) == ((7, []) if code > 0 else (1, [signal.SIGTERM]))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import forked_ranks
 import mesh_driver
 import pytest
-from answers import checks_of, facts_of
+from answers import checks_of, run_of
 
 from ckptmove.api.hints import hint_for
 from ckptmove.errors import CaseUnusable
@@ -110,8 +110,8 @@ def check_layouts_and_faults(answers):
         expected = {check: "skipped" if check in skipped else "passed" for check in ORDER}
         assert status == {**expected, "rank": "passed"}, name
         assert [one.check.name for one in first[name] if one.check is not None] == [*ORDER, "rank"]
-        assert facts_of(first[name]).resharded == (name in RESHARDED), name
-        assert facts_of(first[name]).saved_by == (None if name in OF_FILES else len(answers[name])), name
+        assert run_of(first[name]).resharded == (name in RESHARDED), name
+        assert run_of(first[name]).saved_by == (None if name in OF_FILES else len(answers[name])), name
     for name in FOUND_BY.keys() & answers.keys():
         check, of_ranks = FOUND_BY[name]
         found = checks_of(first[name])
@@ -119,7 +119,7 @@ def check_layouts_and_faults(answers):
         assert [one for one in ORDER if found[one]["status"] == "failed"] == [check], name
         assert all(found[one]["status"] == "skipped" for one in ORDER[ORDER.index(check) + 1 :]), name
         assert found[check]["evidence"].get("ranks") == ranks, name
-        named = {one.rank for one in facts_of(first[name]).rank_faults}
+        named = {one.rank for one in run_of(first[name]).faults}
         assert named == {*(ranks or [])}, name
     # Only the first rank answers the checks; the others tell how they ended.
     assert all([*checks_of(one)] == ["rank"] for ranks in answers.values() for one in ranks[1:] if checks_of(one))
@@ -138,12 +138,12 @@ def test_layouts_of_four_ranks(tmp_path):
     answers = answers_of(tmp_path, 4)
     assert {*answers} == {*mesh_driver.ON_FOUR_RANKS}
     first = check_layouts_and_faults(answers)
-    meshes = {name: facts_of(first[f"{name} to {name}"]).mesh for name in ("fsdp", "hsdp", "uneven", "ddp")}
+    meshes = {name: run_of(first[f"{name} to {name}"])[1:3] for name in ("fsdp", "hsdp", "uneven", "ddp")}
     assert meshes == {
         "fsdp": ((4,), ()),
         "hsdp": ((2, 2), ("replicate", "shard")),
         "uneven": ((2, 2), ("dp", "tp")),
-        "ddp": None,
+        "ddp": ((), ()),
     }
     assert checks_of(first["truncated"])["restore"]["detail"].endswith("EOFError (the file ends too early)")
 
@@ -179,7 +179,7 @@ def test_every_layout_passes_and_every_fault_is_found_on_two_ranks(tmp_path):
         assert rank["evidence"]["file"].endswith("mesh_cases.py")
         assert not rank["evidence"]["lost"]
     for messages in answers["late"]:
-        late = facts_of(messages).late
+        late = next(one.late for one in messages if one.late is not None)
         assert late.check == "case"
         assert "mesh_driver.py" in late.where
         assert not late.waits

@@ -27,7 +27,7 @@ from ckptmove.training.mesh.run import Rank
 
 ENDED = {"check": to_plain(passed("rank", "ended"))}
 PASSED = [{"check": to_plain(passed(name, "equal", exact=True))} for name in MESH_CHECKS]
-FACTS = {"facts": {"mesh": {"shape": [2], "dims": ["dp"]}, "saved_by": 3, "resharded": True}}
+FACTS = {"run": {"ranks": 3, "shape": [2], "dims": ["dp"], "saved_by": 3, "resharded": True}}
 MODE = {"mode": "cpu"}
 
 
@@ -163,7 +163,7 @@ def test_a_rank_that_fails_after_its_checks_fails_the_last(ranks):
 
 def test_faults_of_the_checks_are_kept(ranks):
     broken = {"check": to_plain(failed("restore", "rank 0: it differs"))}
-    facts = {"facts": {"rank_faults": [{"rank": 0, "check": "restore", "fault": "it differs"}]}}
+    facts = {"run": {"ranks": 2, "faults": [{"rank": 0, "check": "restore", "fault": "it differs"}]}}
     result = ranks.start([MODE, PASSED[0], broken, facts, *PASSED[2:], ENDED], [MODE, ENDED])
     assert [(one.rank, one.check, one.fault) for one in result.run.faults] == [(0, "restore", "it differs")]
     assert ranks.codes == {0: 1, 1: 1}
@@ -172,7 +172,7 @@ def test_faults_of_the_checks_are_kept(ranks):
 @pytest.mark.slow
 def test_the_timeout_names_the_rank_that_the_others_wait_for(ranks):
     def late(*, waits):
-        return {"facts": {"late": {"check": "case", "where": " at train.py:7", "waits": waits}}}
+        return {"late": {"check": "case", "where": " at train.py:7", "waits": waits}}
 
     result = ranks.start(
         [MODE, PASSED[0], late(waits=True), "hang"],
