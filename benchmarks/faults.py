@@ -329,7 +329,7 @@ FAULTS = (
     Fault("a changed byte fails the file", "file", damage=_flip),
     Fault("an invalid random state", "restore", lambda tree: tree["rng"]["cpu"].zero_()),
     Fault("one changed bit", "restore", _one_bit, against=True),
-    Fault("a moment in another dtype", "restore", _half, against=True),
+    Fault("a moment in another dtype", "O210", _half, against=True),
     Fault("an original from another run", "restore", lambda _: Training("AdamW").train(4).tree(), against=True),
     Fault("another weight_decay", "restore", _set(_group, "weight_decay", 0.5), against=True),
     Fault("one group split into two", "restore", _split, against=True),

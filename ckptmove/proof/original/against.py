@@ -174,6 +174,7 @@ class Comparison:
         self.tally.set_index(len(self.found.pairs))
         if is_first:
             self._compare_names()
+            self._compare_dtypes()
             self._compare_rest()
 
     def _note(self, record: TensorRecord, fault: str) -> None:
@@ -219,6 +220,18 @@ class Comparison:
             renamed.setdefault(one.record.role, []).append((one.record.name, two.record.name))
         for pairs in renamed.values():
             self._judge_renames(pairs)
+
+    def _compare_dtypes(self) -> None:
+        """Tell of tensors that were not cast as the others of their role and dtype. Scalars of an optimizer are not."""
+        kinds: dict[tuple[str, str], list[TensorRecord]] = {}
+        for mine, theirs in self.found.pairs:
+            if mine.record.shape and not mine.record.parts:
+                kinds.setdefault((theirs.record.role, theirs.record.dtype), []).append(mine.record)
+        for records in kinds.values():
+            ((common, _), *others) = Counter(record.dtype for record in records).most_common()
+            for record in records if others else ():
+                if record.dtype != common:
+                    self.tally.unseen.add(f"{record.name} is {record.dtype}, and others of its role are {common}")
 
     def _judge_renames(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Tell of the tensors of a role that were paired by content, by their names and those of the original.

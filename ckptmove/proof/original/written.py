@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from ckptmove.conversion.target_format import names_format
-from ckptmove.errors import DamagedArchive
+from ckptmove.errors import CkptMoveError, DamagedArchive
 from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.checks import Offenders
 from ckptmove.proof.errors import ConversionDiffers
@@ -61,7 +61,10 @@ def _without_warnings() -> Iterator[None]:
 @_without_warnings()
 def _compare(request: ConvertRequest, written: str, before: _Digests | None) -> int:
     with ExitStack() as stack:
-        output = stack.enter_context(_opened(request, written, is_written=True))
+        try:
+            output = stack.enter_context(_opened(request, written, is_written=True))
+        except CkptMoveError as error:
+            raise ConversionDiffers(request.path, [f"it cannot be read: {error.message}"]) from error
         stored = stack.enter_context(StoredTensors(output.parts))
         own = LoadedFiles(output.parts, stored)
         if before is not None:

@@ -54,7 +54,7 @@ def second_optimizer(tree):
         (add, "model.extra is missing"),
         (change_option, "optimizer.param_groups.0.lr is 0.001 in place of 5.0"),
         (remove_option, "optimizer.param_groups.0.lr is not in the original"),
-        (second_optimizer, "again.state.0.step is missing"),
+        (second_optimizer, "again.param_groups is missing"),
         (change_epoch, "epoch is 3 in place of 4"),
         (change_text, "arch is missing"),
     ],
@@ -128,7 +128,7 @@ def test_what_is_in_no_tree_is_held_against_the_original(tmp_path, answers):
     for name, letter in (("a", b"x"), ("b", b"y")):
         (tmp_path / f"{name}.pkl").write_bytes(pickle.dumps({"w": 1.0, "long": letter * 500}, protocol=2))
     one, other = (str(tmp_path / f"{name}.pkl") for name in "ab")
-    assert "long string" in answers(one, "cpu", against=other)["restore"]["detail"]
+    assert answers(one, "cpu", against=other)["restore"]["evidence"]["changed"] == 1
     assert answers(one, "cpu", against=one)["restore"]["evidence"]["changed"] == 0
 
 

@@ -319,16 +319,10 @@ def test_a_mapping_is_told_from_other_memory(tmp_path, monkeypatch):
     assert is_mapping(mapped.data_ptr(), path) is False
 
 
-def test_what_torch_did_not_return_is_asked_for_in_vain(make):
+@pytest.mark.parametrize("result", [Loaded(), Loaded(refusal="no")], ids=["not returned", "refused"])
+def test_what_torch_does_not_return_is_read_a_second_time(make, result):
     with open_checkpoint(make("AdamW"), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
-        nothing = LoadedFiles(checkpoint.parts, stored, {"": Loaded()})
-        with pytest.raises(LookupError):
-            LoadedTensors(nothing, stored, checkpoint.inventory, stored).tensor(checkpoint.inventory.tensors[0])
-
-
-def test_what_torch_refused_is_read_a_second_time(make):
-    with open_checkpoint(make("AdamW"), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
-        refused = LoadedFiles(checkpoint.parts, stored, {"": Loaded(refusal="no")})
+        refused = LoadedFiles(checkpoint.parts, stored, {"": result})
         record = checkpoint.inventory.tensors[0]
         assert torch.equal(
             LoadedTensors(refused, stored, checkpoint.inventory, stored).tensor(record), stored.tensor(record)
