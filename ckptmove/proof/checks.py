@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ckptmove.proof.evidence import CheckResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from dataclasses import Field
 
     from typing_extensions import Self
@@ -37,20 +38,23 @@ class Tally:
 
     __slots__: tuple[str, ...] = ()
 
-    def _public(self) -> Iterator[tuple[Field[Any], Any]]:
-        return ((one, getattr(self, one.name)) for one in fields(cast("Any", self)) if not one.name.startswith("_"))
-
     def set_index(self, index: int) -> None:
         """Set the index of the tensor or parameter that is being checked."""
-        for _, value in self._public():
+        for one in _fields(cast("Any", type(self))):
+            value = getattr(self, one.name)
             if isinstance(value, Tally):
                 value.set_index(index)
 
     def join(self, other: Self) -> None:
         """Add the figures and faults of another process."""
-        for one, value in self._public():
-            how = one.metadata.get("join", _added)
+        for one in _fields(cast("Any", type(self))):
+            how, value = one.metadata.get("join", _added), getattr(self, one.name)
             setattr(self, one.name, how(value, getattr(other, one.name)))
+
+
+@cache
+def _fields(kind: Any) -> tuple[Field[Any], ...]:
+    return tuple(one for one in fields(kind) if not one.name.startswith("_"))
 
 
 def _added(one: Any, other: Any) -> Any:
@@ -73,15 +77,17 @@ class Offenders(Tally):
     first: list[tuple[int, str]] = field(
         default_factory=list, metadata={"join": lambda one, other: _sorted(one + other)}
     )
+    named: list[tuple[int, str]] = field(default_factory=list)  # names of tensors with a fault, likewise
     _index: int = 0  # that of the tensor or parameter that is being checked
 
     def set_index(self, index: int) -> None:
         """Set the index for the faults that follow."""
         self._index = index
 
-    def add(self, text: str) -> None:
-        """Add a fault."""
+    def add(self, text: str, name: str = "") -> None:
+        """Add a fault, and the name of its tensor, if all names are needed."""
         self.count += 1
+        self.named += [(self._index, name)] * bool(name)
         if len(self.first) < _NAMED:
             self.first.append((self._index, text))
 
@@ -90,6 +96,11 @@ class Offenders(Tally):
 
     def __str__(self) -> str:
         return "; ".join(self.failures())
+
+    @property
+    def names(self) -> list[str]:
+        """The names, in the order of the tensors."""
+        return [name for _, name in sorted(self.named, key=lambda one: one[0])]
 
     @property
     def head(self) -> str:

@@ -46,11 +46,6 @@ class NumbersTally(Tally):
     not_finite: Offenders = field(default_factory=Offenders)  # tensors that are not finite
     #: tensors and step counts that are below zero and must not be.
     negative: Offenders = field(default_factory=Offenders)
-    #: names of the tensors in ``not_finite``, with the index of each.
-    where_not_finite: list[tuple[int, str]] = field(default_factory=list)
-    #: names of the tensors and step counts in ``negative``, with the index of each.
-    where_negative: list[tuple[int, str]] = field(default_factory=list)
-    _index: int = -1  # index of the tensor that is being checked; before the first one, of step counts
 
     @classmethod
     def of(cls, inventory: Inventory, trained: frozenset[str], counters: CounterFaults) -> NumbersTally:
@@ -65,15 +60,10 @@ class NumbersTally(Tally):
             trained,
             counters,
         )
-        tally.set_index(-1)
+        tally.set_index(-1)  # before the first tensor
         for path, count in counters.negative:
             tally.note_negative(path, count)
         return tally
-
-    def set_index(self, index: int) -> None:
-        """Set the index of the tensor that is being checked."""
-        self._index = index
-        Tally.set_index(self, index)
 
     def look(self, record: TensorRecord, values: torch.Tensor) -> None:
         """Check the values of one dense tensor of the checkpoint."""
@@ -94,8 +84,7 @@ class NumbersTally(Tally):
 
     def note_negative(self, name: str, value: float) -> None:
         """Add a second moment, a variance or a step count that is below zero."""
-        self.negative.add(f"{name} holds {value:.6g}")
-        self.where_negative.append((self._index, name))
+        self.negative.add(f"{name} holds {value:.6g}", name)
 
     def check(self, ignored: Collection[str]) -> CheckResult:
         """The result of the check. Faults whose finding code is ignored do not fail it."""
@@ -129,10 +118,6 @@ class NumbersTally(Tally):
 
     def findings(self) -> tuple[Finding, ...]:
         """Findings O209, N501 and N502."""
-        spoiled, negative = (
-            [name for _, name in sorted(where, key=lambda one: one[0])]
-            for where in (self.where_not_finite, self.where_negative)
-        )
         fix = (
             "nothing, if these were frozen or unused for a time; if not, their state is stale: take another checkpoint"
         )
@@ -140,15 +125,15 @@ class NumbersTally(Tally):
             found("O209", f"{group}: {amount(len(group.behind), 'parameter')} behind the others", group.behind, fix)
             for group in self._counters.uneven
         ]
-        if spoiled:
+        if self.not_finite:
             message = f"NaN or Inf in {amount(self.not_finite.count, 'tensor')}: {self.not_finite}"
             fix = "resume from an earlier checkpoint: training cannot recover from these values"
-            findings.append(found("N501", message, spoiled, fix))
+            findings.append(found("N501", message, self.not_finite.names, fix))
         wrong = self._wrong_counts()
-        if negative or wrong:
-            parts = [f"below zero, which no optimizer writes: {self.negative}"] if negative else []
+        if self.negative or wrong:
+            parts = [f"below zero, which no optimizer writes: {self.negative}"] if self.negative else []
             fix = "resume from an earlier checkpoint, or without this optimizer state"
-            where = [*negative, *(name for name, _ in self._counters.wrong)]
+            where = [*self.negative.names, *(name for name, _ in self._counters.wrong)]
             findings.append(found("N502", "; ".join([*parts, *wrong.failures()]), where, fix))
         return tuple(findings)
 
@@ -186,8 +171,8 @@ class NumbersTally(Tally):
             self.infinite_buffers += 1
             return
         parts = [amount(nans, "NaN")] * bool(nans) + [f"{infinities:,} Inf"] * bool(infinities)
-        self.not_finite.add(f"{record.name} holds {' and '.join(parts)} in {amount(values.numel(), 'value')}")
-        self.where_not_finite.append((self._index, record.name))
+        text = f"{record.name} holds {' and '.join(parts)} in {amount(values.numel(), 'value')}"
+        self.not_finite.add(text, record.name)
 
 
 def comparable(values: torch.Tensor) -> torch.Tensor:
