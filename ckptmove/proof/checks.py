@@ -102,16 +102,20 @@ class Offenders(Tally):
         """The names, in the order of the tensors."""
         return [name for _, name in sorted(self.named, key=lambda one: one[0])]
 
-    @property
-    def head(self) -> str:
-        """The text of the first fault; empty without one."""
-        return self.first[0][1] if self.first else ""
-
     def failures(self, prefix: str = "") -> list[str]:
         """The texts, and the number of the others; the prefix goes before the first one."""
         rest = self.count - len(self.first)
         more = [f"and {rest:,} more"] if rest else []
         return [f"{prefix}{self.first[0][1]}", *(text for _, text in self.first[1:]), *more] if self.first else []
+
+
+class First(Offenders):
+    """Faults of which only the first one is told."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self.first[0][1] if self.first else ""
 
 
 def _sorted(texts: list[tuple[int, str]]) -> list[tuple[int, str]]:

@@ -25,13 +25,11 @@ def to_plain(value: Any) -> Any:
         return value.value
     if value is None or isinstance(value, (str, int, float)):
         return value
-    if hasattr(value, "_fields"):
-        defaults = value._field_defaults
-        pairs = zip(value._fields, value, strict=True)
-        return {name: to_plain(one) for name, one in pairs if name not in defaults or one != defaults[name]}
-    if is_dataclass(value):
+    if hasattr(value, "_fields") or is_dataclass(value):
+        defaults = getattr(value, "_field_defaults", {})
         own: Any = type(value)
-        return {name: to_plain(getattr(value, name)) for name in _public_hints(own)}
+        pairs = ((name, getattr(value, name)) for name in _public_hints(own))
+        return {name: to_plain(one) for name, one in pairs if name not in defaults or one != defaults[name]}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {key: to_plain(one) for key, one in value.items()}
     return [to_plain(one) for one in (value.items() if isinstance(value, dict) else value)]

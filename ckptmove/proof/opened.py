@@ -42,17 +42,6 @@ class Opened(NamedTuple):
     def _both(self) -> list[OpenCheckpoint]:
         return [one for one in (self.original, self.checkpoint) if one is not None]
 
-    @property
-    def trained(self) -> frozenset[str]:
-        """Names of the tensors that an optimizer is known to train."""
-        certain = (pairing.matches for _, pairing in self.pairings if pairing.is_certain)
-        return frozenset(record.name for matches in certain for _, record in matches if record is not None)
-
-    def refuse_excess(self, request: VerifyRequest) -> None:
-        """Raise LimitExceeded for tensors that take far more memory than the files have bytes."""
-        for one in self._both:
-            limit_tensor_sizes(one, request.limits)
-
     def require_unchanged(self) -> None:
         """Raise SourceChanged if a file was written, replaced or removed: a process may have read parts of both."""
         for one in self._both:
@@ -61,13 +50,16 @@ class Opened(NamedTuple):
 
 @contextmanager
 def open_files(request: VerifyRequest) -> Iterator[Opened]:
-    """Open the files of a request."""
+    """Open the files of a request. Raises LimitExceeded if tensors take far more memory than the files have bytes."""
     with ExitStack() as stack:
         original = None
         if request.against is not None:
             original = stack.enter_context(open_checkpoint(request.against, request.limits, keep_trees=True))
         opening = open_checkpoint(request.path, request.limits, keep_trees=True, exclude=request.exclude)
         checkpoint = stack.enter_context(opening)
+        for one in (original, checkpoint):
+            if one is not None:
+                limit_tensor_sizes(one, request.limits)
         inventory = checkpoint.inventory
         paired = pair_all(inventory, None if original is None else original.inventory)
         pairings = list(zip(inventory.optimizers, paired, strict=True))

@@ -82,7 +82,6 @@ def verify_checkpoint(
     timeout = _SCRIPT_SECONDS if request.timeout is None and request.script is not None else request.timeout
     # A file that cannot be read is an error of the input: nothing is started.
     with open_files(request) as opened:
-        opened.refuse_excess(request)
         deadline = None if timeout is None else time.time() + timeout * LATE_SHARE
         asked = settled(request, opened.inventory)
         asked = asked._replace(nbytes=opened.nbytes, deadline=deadline, jobs=_jobs(request, opened.nbytes))

@@ -119,7 +119,7 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, o
         own = share(checkpoint, pairings, group.rank, group.size) if group.size > 1 else None
         loaded = LoadedFiles(checkpoint.parts, stored, sample=sample, share=own)
         counters = check_counters(inventory, stored) if group.rank == 0 else CounterFaults()
-        numbers = NumbersTally.of(inventory, opened.trained, counters)
+        numbers = NumbersTally.of(inventory, pairings, counters)
         restore = survey(inventory, stored, loaded, numbers, sample, own, group)
         refused = refused_states(inventory, stored)
         if refused and restore.status != "failed":

@@ -13,6 +13,7 @@ from ckptmove.proof.codec import dumps, from_plain, to_plain
 from ckptmove.proof.processes.child import ONE_THREAD, Child, Ending, child, worker_command
 from ckptmove.proof.processes.forking import can_fork, fork
 from ckptmove.proof.processes.messages import Message
+from ckptmove.proof.processes.shares import ProcessGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,7 +60,7 @@ def start_others(request: VerifyRequest, stack: ExitStack) -> tuple[VerifyReques
     return request, others
 
 
-class Follower:
+class Follower(ProcessGroup):
     """The group in another process than the first."""
 
     def __init__(self, request: VerifyRequest, emit: Emit) -> None:
@@ -71,10 +72,8 @@ class Follower:
         self._emit(Message(joined=to_plain(tally)))
 
 
-class Leader:
+class Leader(ProcessGroup):
     """The group in the first process; a context manager that waits for the others to end."""
-
-    rank = 0
 
     def __init__(self, others: Sequence[Child], emit: Emit) -> None:
         self.size = 1 + len(others)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ckptmove.model import Finding  # noqa: TC001  # the codec reads the annotations
 from ckptmove.proof.codec import dumps, loads
@@ -18,7 +18,7 @@ class Late(NamedTuple):
 
 
 class Message(NamedTuple):
-    """An answer, or a fact about the process. One of the fields is set."""
+    """An answer, or a fact about the process. One field is set; of the last message of a rank, several."""
 
     torch: Literal["importing", "imported"] | None = None  # progress of the import
     imports: str | None = None  # the user's optimizer class while it is being imported; empty after that
@@ -30,7 +30,14 @@ class Message(NamedTuple):
     address: str | None = None  # where the process of rank 0 listens
     run: RanksOfRun | None = None  # facts about the ranks, as far as they are known
     late: Late | None = None  # what a rank does shortly before the timeout
+    failure: dict[str, Any] | None = None  # the error that ended the command on a rank
     joined: object = None  # a plain tally, for the first of several processes
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is the last message of a rank for which the others may wait forever."""
+        is_fault = self.check is not None and self.check.status == "failed"
+        return is_fault or bool(self.unusable or self.refusal or self.failure)
 
     def line(self) -> str:
         """The message as a line of text."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heapq import heapreplace
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.formats.facts import facts_of
 
@@ -25,28 +25,17 @@ class Share(NamedTuple):
     keys: tuple[frozenset[str], ...]  # keys of the parameters to step, one set for each optimizer
 
 
-class ProcessGroup(Protocol):
-    """The processes that check a checkpoint together."""
+class ProcessGroup:
+    """The processes that check a checkpoint together: one, unless a subclass has others."""
 
-    rank: int  # index of this process
-    size: int  # number of processes
+    rank = 0  # index of this process
+    size = 1  # number of processes
 
     def join(self, tally: Tally) -> None:
         """Send a tally to the process of rank 0; there, add those of the others to it, in the order of the ranks."""
-        ...
 
 
-class _OneProcess:
-    """A process that checks everything."""
-
-    rank = 0
-    size = 1
-
-    def join(self, tally: Tally) -> None:
-        """Add nothing: there is no other process."""
-
-
-ONE_PROCESS: Final[ProcessGroup] = _OneProcess()
+ONE_PROCESS: Final = ProcessGroup()
 
 
 def share(

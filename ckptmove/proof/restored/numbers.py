@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -17,9 +18,10 @@ from ckptmove.text import amount
 from ckptmove.torch_facts.optimizers import magnitudes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
-    from ckptmove.model import Finding, Inventory, TensorRecord
+    from ckptmove.checkpoint.pairing import Pairing
+    from ckptmove.model import Finding, Inventory, OptimizerRecord, TensorRecord
     from ckptmove.proof.evidence import CheckResult
 
 #: Roles whose values training continues from. Values of other roles, for example a metric, may be infinite.
@@ -48,8 +50,11 @@ class NumbersTally(Tally):
     negative: Offenders = field(default_factory=Offenders)
 
     @classmethod
-    def of(cls, inventory: Inventory, trained: frozenset[str], counters: CounterFaults) -> NumbersTally:
+    def of(
+        cls, inventory: Inventory, pairings: Iterable[tuple[OptimizerRecord, Pairing]], counters: CounterFaults
+    ) -> NumbersTally:
         """An empty tally for a checkpoint."""
+        matches = chain.from_iterable(pairing.matches for _, pairing in pairings if pairing.is_certain)
         tally = cls(
             {
                 record.name: (key, optimizer.algorithm)
@@ -57,7 +62,7 @@ class NumbersTally(Tally):
                 for entry in optimizer.state
                 for key, record in entry.tensors
             },
-            trained,
+            frozenset(record.name for _, record in matches if record is not None),
             counters,
         )
         tally.set_index(-1)  # before the first tensor

@@ -14,7 +14,7 @@ import torch
 from ckptmove.lazy.geometry import extent_numel
 from ckptmove.proof.checks import UNITED, Offenders, Tally, failed, passed, skipped
 from ckptmove.proof.processes.shares import ONE_PROCESS
-from ckptmove.proof.restored.numbers import NumbersTally  # noqa: TC001  # the codec reads the annotations
+from ckptmove.proof.restored.numbers import NumbersTally
 from ckptmove.proof.restored.pages import PagesOfFiles
 from ckptmove.proof.restored.pieces import PiecesTally, compare_pieces, load_objects
 from ckptmove.proof.tensors.dtypes import dtype_of
@@ -43,7 +43,7 @@ _DAMAGED: Final = "PytorchStreamReader failed"
 
 @dataclass(slots=True)
 class RestoreTally(Tally):
-    """Figures and faults of the comparison so far."""
+    """Figures and faults of the comparison so far, and of the numbers, which are checked in the same pass."""
 
     compared: int = 0  # tensors compared with torch's
     nbytes: int = 0  # bytes compared
@@ -52,14 +52,7 @@ class RestoreTally(Tally):
     unreadable: Offenders = field(default_factory=Offenders)  # tensors whose bytes are encoded or incomplete
     lost: Offenders = field(default_factory=Offenders)  # tensors with shards in missing files
     pieces: PiecesTally = field(default_factory=PiecesTally)  # results for tensors in several files
-
-
-@dataclass(slots=True)
-class SurveyTally(Tally):
-    """Results of one pass over the tensors."""
-
-    restore: RestoreTally
-    numbers: NumbersTally
+    numbers: NumbersTally = field(default_factory=NumbersTally)
     #: refusals and errors of the loaded files, by name.
     files: dict[str, tuple[str, str]] = field(default_factory=dict, metadata=UNITED)
 
@@ -110,9 +103,8 @@ def survey(
     Returns:
         The ``restore`` check: in the process of rank 0 of the checkpoint, in others of a share.
     """
-    comparison = _LoadComparison(stored, loaded)
+    comparison = _LoadComparison(stored, loaded, numbers)
     tally = comparison.tally
-    both = SurveyTally(tally, numbers)
     is_first = share is None or share.is_first
     for record in inventory.tensors:
         if is_first and record.kind in NOT_COMPARED:
@@ -121,7 +113,7 @@ def survey(
     encoded = {fact.storage_key for fact in inventory.facts if fact.kind == "encoded-storage"}
     chosen = sample or share
     for index, record in dense_records(inventory, None if chosen is None else chosen.names):
-        both.set_index(index)
+        tally.set_index(index)
         place = stored.place(record)
         if place is None:
             if record.storage in encoded:
@@ -140,9 +132,9 @@ def survey(
         comparison.compare_objects(part, is_first=is_first)
     loaded.release()
     if group.size > 1:
-        both.files = loaded.results()
-        group.join(both)
-        loaded.add(both.files)
+        tally.files = loaded.results()
+        group.join(tally)
+        loaded.add(tally.files)
     total = len(inventory.tensors)
     return _outcome(inventory, tally, loaded, total, total if sample is None else sample.size.tensors)
 
@@ -185,8 +177,8 @@ class LoadedTensors:
 class _LoadComparison:
     """Compares stored tensors with those that ``torch.load`` returns, and releases the pages of the latter."""
 
-    def __init__(self, stored: StoredTensors, loaded: LoadedFiles) -> None:
-        self.tally = RestoreTally()
+    def __init__(self, stored: StoredTensors, loaded: LoadedFiles, numbers: NumbersTally) -> None:
+        self.tally = RestoreTally(numbers=numbers)
         self._stored, self._loaded = stored, loaded
         self._pages = PagesOfFiles(loaded.mapped & stored.native)
         #: How often each name has occurred; several paths may be written the same.

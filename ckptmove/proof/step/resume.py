@@ -160,7 +160,7 @@ def resume(bench: Bench, group: ProcessGroup = ONE_PROCESS) -> tuple[CheckResult
     group.join(tally)
     report.left_out = [tally.left_out[index] for index in sorted(tally.left_out)]
     if tally.error:  # other steps do not count: how many were made before it depends on the batches
-        tally = TrialTally(errors=tally.errors, unread_errors=tally.unread_errors)
+        tally = TrialTally(error=tally.error, unread_errors=tally.unread_errors)
     return conclude(tally, report)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptmove.proof.checks import UNITED, Offenders, Tally
+from ckptmove.proof.checks import UNITED, First, Offenders, Tally
 from ckptmove.proof.step.entries import tensors_of
 
 if TYPE_CHECKING:
@@ -73,12 +73,12 @@ class TrialTally(Tally):
     #: moments that ``load_state_dict`` cast, with both dtypes.
     casts: dict[tuple[str, str, str], int] = field(default_factory=dict)
     faults: Offenders = field(default_factory=Offenders)  # faults of the step
-    errors: Offenders = field(default_factory=Offenders)  # exceptions of the step, with the parameter
+    error: First = field(default_factory=First)  # exceptions of the step, with the parameter
     unread_errors: set[str] = field(default_factory=set)  # those because bytes could not be read
     #: why optimizers were not stepped, by their index among those of the file.
     left_out: dict[int, str] = field(default_factory=dict, metadata=UNITED)
-    incomparables: Offenders = field(default_factory=Offenders)  # why step and reference step need not agree
-    fresh_failures: Offenders = field(default_factory=Offenders)  # why no step is made without the stored state
+    incomparable: First = field(default_factory=First)  # why step and reference step need not agree
+    fresh_failure: First = field(default_factory=First)  # why no step is made without the stored state
     apart: Offenders = field(default_factory=Offenders)  # differences between step and reference step
     furthest: float = field(default=0.0, metadata={"join": max})  # largest difference between them
     #: parameters without state that could show in a step, by reason.
@@ -88,28 +88,13 @@ class TrialTally(Tally):
     changed: set[Member] = field(default_factory=set)
 
     @property
-    def error(self) -> str:
-        """The first exception of the step, with the parameter, or empty."""
-        return self.errors.head
-
-    @property
     def unread(self) -> bool:
         """Whether the error is that bytes could not be read."""
-        return self.error in self.unread_errors
-
-    @property
-    def incomparable(self) -> str:
-        """Why a step and its reference step need not agree, or empty."""
-        return self.incomparables.head
-
-    @property
-    def fresh_failure(self) -> str:
-        """Why no step is made without the stored state, or empty."""
-        return self.fresh_failures.head
+        return str(self.error) in self.unread_errors
 
     def add_error(self, text: str, *, is_unread: bool = False) -> None:
         """Add an exception of the step."""
-        self.errors.add(text)
+        self.error.add(text)
         self.unread_errors.update([text] * is_unread)
 
     def begin(self, trial: Trial) -> None:

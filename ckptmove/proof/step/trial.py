@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -107,23 +106,22 @@ def _add_error(
     trial: Trial, batch: Sequence[ParameterPiece], drafts: Sequence[Draft], error: Exception, tally: TrialTally
 ) -> None:
     """Add the error of a batch, with the parameter that torch refuses to step; the first one if each steps alone."""
-    refusals = ((draft.piece, _refusal(trial, draft)) for draft in drafts if _each_alone(trial, drafts))
-    first = batch[0] if len(drafts) == len(batch) else batch[len(drafts)]  # the one that could not be read
-    missing = ((piece, error) for piece in batch if _missing_key(trial, piece, error))
-    piece, refusal = next(
-        ((one, refusal) for one, refusal in chain(refusals, missing) if refusal is not None), (first, error)
-    )
+    piece, refusal = next(_refusals(trial, batch, drafts, error))
     text = _missing_key(trial, piece, refusal) or f"{piece.name}: {error_text(refusal)}"
     tally.set_parameter(piece)
     tally.add_error(text, is_unread=isinstance(refusal, UnreadableInput))
 
 
-def _refusal(trial: Trial, draft: Draft) -> Exception | None:
-    try:
-        take_step(trial.recipe, [draft], trial.source, trial.place, with_state=True)
-    except STEP_ERRORS as error:
-        return error
-    return None
+def _refusals(
+    trial: Trial, batch: Sequence[ParameterPiece], drafts: Sequence[Draft], error: Exception
+) -> Iterator[tuple[ParameterPiece, Exception]]:
+    for draft in drafts if _each_alone(trial, drafts) else ():
+        try:
+            take_step(trial.recipe, [draft], trial.source, trial.place, with_state=True)
+        except STEP_ERRORS as alone:  # noqa: PERF203  # each may be refused
+            yield draft.piece, alone
+    yield from ((piece, error) for piece in batch if _missing_key(trial, piece, error))
+    yield batch[0] if len(drafts) == len(batch) else batch[len(drafts)], error  # the one that could not be read
 
 
 def _missing_key(trial: Trial, piece: ParameterPiece, error: Exception) -> str:
@@ -158,13 +156,13 @@ def _compare(trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped], 
         tally.set_parameter(drafts[0].piece)
         refusal = f"the reference step fails: {error_text(error)}"
         if isinstance(error, (ForeignError, NoWrapper)):
-            tally.incomparables.add(refusal)
+            tally.incomparable.add(refusal)
         else:
             tally.apart.add(f"{drafts[0].piece.name}: {refusal}")
         return
     apart = [*_differences(trial, drafts, stepped, others, tally)]
     if apart and trial.recipe.is_foreign and _is_random(trial, drafts, stepped):
-        tally.incomparables.add(f"{trial.recipe.name} draws random numbers, so its steps differ")
+        tally.incomparable.add(f"{trial.recipe.name} draws random numbers, so its steps differ")
         apart = []
     for piece, text in apart:
         tally.set_parameter(piece)
@@ -241,7 +239,7 @@ def _without_state(trial: Trial, drafts: Sequence[Draft], others: Sequence[Stepp
                 _without_state(trial, [draft], [other], tally)
             return
         tally.set_parameter(drafts[0].piece)
-        tally.fresh_failures.add(f"the step without the stored state fails: {error_text(error)}")
+        tally.fresh_failure.add(f"the step without the stored state fails: {error_text(error)}")
 
 
 def _note_changes(

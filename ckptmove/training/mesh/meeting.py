@@ -17,9 +17,8 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ckptmove.proof.codec import dumps, loads
-from ckptmove.proof.evidence import CheckResult  # noqa: TC001  # the codec reads the annotations
-from ckptmove.proof.processes.messages import Late  # noqa: TC001  # likewise
-from ckptmove.proof.request import VerifyRequest  # noqa: TC001  # likewise
+from ckptmove.proof.processes.messages import Message
+from ckptmove.proof.request import VerifyRequest  # noqa: TC001  # the codec reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,22 +44,6 @@ class Hello(NamedTuple):
     failure: dict[str, Any] | None = None  # the error that ended the command before
 
 
-class RankEnding(NamedTuple):
-    """The last message of a rank."""
-
-    check: CheckResult | None = None  # how its child ended
-    unusable: str = ""  # why the user's function returns no usable case, or empty
-    refusal: str = ""  # why the request cannot be fulfilled, or empty
-    late: Late | None = None  # what it did shortly before the timeout
-    failure: dict[str, Any] | None = None  # the error that ended the command
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the others may wait for this rank forever."""
-        is_fault = self.check is not None and self.check.status == "failed"
-        return is_fault or bool(self.unusable or self.refusal or self.failure)
-
-
 class Host:
     """The connections of rank 0 to the other ranks."""
 
@@ -73,12 +56,12 @@ class Host:
         #: Where to connect: host, port and token.
         self.address = f"{host} {port} {self._token}"
         #: Messages of the other ranks; None if the process of a rank ended without a last one.
-        self._news: queue.SimpleQueue[tuple[int, Hello | RankEnding | None]] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[tuple[int, Hello | Message | None]] = queue.SimpleQueue()
         self._connections: dict[int, socket.socket] = {}
         #: First messages of the ranks.
         self.hellos: dict[int, Hello] = {}
         #: Last messages.
-        self.endings: dict[int, RankEnding | None] = {}
+        self.endings: dict[int, Message | None] = {}
         #: Whether the child of this rank was ended because another rank had failed.
         self.has_ended_child = False
         self._failed = Event()
@@ -107,12 +90,12 @@ class Host:
             self._connections[rank] = connection
             self._news.put((rank, first))
             for line in reader:
-                self._hear(rank, loads(RankEnding, line))
+                self._hear(rank, loads(Message, line))
         if rank is not None:
             self._hear(rank, None)
 
-    def _hear(self, rank: int, ending: RankEnding | None) -> None:
-        """Note a last message."""
+    def _hear(self, rank: int, ending: Message | None) -> None:
+        """Note a last message. If the rank failed, the others may wait for it forever."""
         self._news.put((rank, ending))
         if ending is None or ending.has_failed:
             self._failed.set()
@@ -215,7 +198,7 @@ class Guest:
         self._started.wait()
         return not self._ended.is_set()
 
-    def send(self, ending: RankEnding) -> None:
+    def send(self, ending: Message) -> None:
         """Send the last message to rank 0."""
         _send(self._connection, ending)
 
@@ -235,7 +218,7 @@ def _reader(connection: socket.socket) -> TextIO:
     return connection.makefile("r", encoding="utf-8", newline="\n")
 
 
-def _send(connection: socket.socket | None, message: RankEnding | Hello | int | None) -> None:
+def _send(connection: socket.socket | None, message: Message | Hello | int | None) -> None:
     """Send a message; one to a process that has ended is lost."""
     if connection is not None:
         with suppress(OSError):

@@ -20,11 +20,11 @@ from ckptmove.proof.errors import TorchBroken
 from ckptmove.proof.evidence import RankFault
 from ckptmove.proof.opened import open_files
 from ckptmove.proof.processes.child import CHILD_CHECKS, KILLED_BY, child, worker_command
-from ckptmove.proof.processes.messages import read_message
+from ckptmove.proof.processes.messages import Message, read_message
 from ckptmove.training.mesh.errors import RankFailed
 from ckptmove.training.mesh.faults import MESH_CHECKS, RANK, rank_failure
 from ckptmove.training.mesh.launch import find_launch
-from ckptmove.training.mesh.meeting import GRACE_SECONDS, START_SECONDS, Guest, Hello, Host, RankEnding
+from ckptmove.training.mesh.meeting import GRACE_SECONDS, START_SECONDS, Guest, Hello, Host
 from ckptmove.training.run import LATE_SHARE, checks_without_torch, refuse_request, settled, verdict
 
 if TYPE_CHECKING:
@@ -90,7 +90,6 @@ class Rank:
         host = cast("Host", self._host)
         _refuse_options(request)
         with open_files(request) as opened:
-            opened.refuse_excess(request)
             asked = settled(request, opened.inventory)
             started = self._join()
             self._agree(host, request)
@@ -107,7 +106,6 @@ class Rank:
         """Take part in the verification of rank 0."""
         _refuse_options(request)
         with open_files(request) as opened:
-            opened.refuse_excess(request)
             asked = settled(request, opened.inventory)
         started = self._join(request=request)
         guest = cast("Guest", self._guest)
@@ -146,7 +144,7 @@ class Rank:
             if self._guest is None:
                 return None
             if self.failure is not None:
-                self._guest.send(RankEnding(failure=self.failure))
+                self._guest.send(Message(failure=self.failure))
             return self._guest.wait_for_exit_code()
 
     def _join(self, request: VerifyRequest | None = None, failure: dict[str, Any] | None = None) -> Child:
@@ -255,7 +253,7 @@ class Rank:
             return result
         return replace(result, proven=result.passed and is_proven)
 
-    def _endings(self, answers: Answers) -> Iterator[tuple[int, RankEnding]]:
+    def _endings(self, answers: Answers) -> Iterator[tuple[int, Message]]:
         host = cast("Host", self._host)
         own = _ending_of(answers)
         if host.has_ended_child and _exit_code(own) < 0:
@@ -263,11 +261,11 @@ class Rank:
         yield 0, own
         for rank in host.others:
             ending = host.endings.get(
-                rank, RankEnding(check=failed(RANK, f"it did not end within {GRACE_SECONDS:g} s", lost=True))
+                rank, Message(check=failed(RANK, f"it did not end within {GRACE_SECONDS:g} s", lost=True))
             )
             if ending is None or ending.check is None:
                 reason = _KILLED if ending is None or ending.failure is None else ending.failure["message"]
-                ending = RankEnding(failed(RANK, reason))
+                ending = Message(check=failed(RANK, reason))
             yield rank, ending
 
 
@@ -294,29 +292,29 @@ def _refuse_options(request: VerifyRequest) -> None:
         raise UsageError(f"--to {request.to} names one device, but each rank of a case has its own: use --to {kind}")
 
 
-def _ending_of(answers: Answers) -> RankEnding:
+def _ending_of(answers: Answers) -> Message:
     """How the child of this rank ended; one without a usable case or request has no such answer."""
     check = answers.checks.get(RANK) or passed(RANK, "ended")
     if answers.killed is not None:
         check = failed(RANK, answers.killed.message, exit_code=-answers.killed.number)
-    return RankEnding(check, answers.unusable, answers.refusal, answers.late)
+    return Message(check=check, unusable=answers.unusable, refusal=answers.refusal, late=answers.late)
 
 
-def _evidence(ending: RankEnding) -> dict[str, Any]:
+def _evidence(ending: Message) -> dict[str, Any]:
     return dict(ending.check.evidence if ending.check is not None else ())
 
 
-def _check_of(ending: RankEnding) -> str:
+def _check_of(ending: Message) -> str:
     """Name of the check that a rank was making when it failed; empty if unknown."""
     return ending.late.check if ending.late is not None else str(_evidence(ending).get("check", ""))
 
 
-def _exit_code(ending: RankEnding) -> int:
+def _exit_code(ending: Message) -> int:
     """Exit code of the process of a rank, negative for a signal; 0 if it ended with an answer."""
     return int(_evidence(ending).get("exit_code", 0))
 
 
-def _root_causes(endings: Mapping[int, RankEnding]) -> dict[int, str]:
+def _root_causes(endings: Mapping[int, Message]) -> dict[int, str]:
     """Why ranks failed. Those that only lost the connection to another one, or waited for it, are left out."""
     failing: dict[int, str] = {}
     waiting: dict[int, str] = {}

@@ -20,6 +20,7 @@ from ckptmove.proof.codec import from_plain, loads, to_plain
 from ckptmove.proof.place import find_site
 from ckptmove.proof.processes.messages import Late, Message
 from ckptmove.proof.processes.pipes import Pipes
+from ckptmove.proof.processes.shares import ProcessGroup
 from ckptmove.proof.processes.uncompiled import leave_out_dynamo, uncompiled_calls
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.proof.step.verdicts import missing_device
@@ -91,7 +92,7 @@ def answer(request: VerifyRequest, emit: Emit) -> None:
     _Rank(request, emit).run()
 
 
-class _Shares:
+class _Shares(ProcessGroup):
     """The ranks as processes that check a checkpoint together, each its share."""
 
     def __init__(self, ranks: Ranks) -> None:

@@ -30,7 +30,7 @@ def restore(path, change=lambda inventory: inventory, spoil=lambda loaded: None)
         loaded = LoadedFiles(checkpoint.parts, stored)
         spoil(loaded.at(""))
         inventory = change(checkpoint.inventory)
-        return survey(inventory, stored, loaded, NumbersTally.of(inventory, frozenset(), CounterFaults()))
+        return survey(inventory, stored, loaded, NumbersTally.of(inventory, (), CounterFaults()))
 
 
 def with_first(inventory, **changes):
@@ -206,9 +206,7 @@ def test_a_pickle_at_which_torchs_own_unpickler_falls_over_is_an_error_too(tmp_p
 def restore_with(path, loaded):
     with open_checkpoint(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         loaded = LoadedFiles(checkpoint.parts, stored, {"": loaded})
-        return survey(
-            checkpoint.inventory, stored, loaded, NumbersTally.of(checkpoint.inventory, frozenset(), CounterFaults())
-        )
+        return survey(checkpoint.inventory, stored, loaded, NumbersTally.of(checkpoint.inventory, (), CounterFaults()))
 
 
 def test_refusals_without_words_are_passed_on(make, monkeypatch):
