@@ -262,14 +262,7 @@ def _finding(finding: Finding) -> Json:
 
 def finding_to_json(finding: Finding) -> Json:
     """A finding, with its texts as they are."""
-    return {
-        "code": finding.code,
-        "name": finding.name,
-        "severity": finding.severity.value,
-        "message": finding.message,
-        "where": list(finding.where),
-        "fix": finding.fix,
-    }
+    return {**finding._asdict(), "severity": finding.severity.value, "where": list(finding.where)}
 
 
 def _expected(expectation: Expectation) -> Json:

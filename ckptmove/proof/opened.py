@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.pairing import Pairing
-    from ckptmove.model import Inventory, OptimizerRecord
+    from ckptmove.model import OptimizerRecord
     from ckptmove.proof.request import VerifyRequest
     from ckptmove.proof.sampling import Sample
 
@@ -25,43 +25,33 @@ class Opened(NamedTuple):
 
     checkpoint: OpenCheckpoint
     original: OpenCheckpoint | None  # that of `--against`, or None
+    nbytes: int  # size of all files
     pairings: list[tuple[OptimizerRecord, Pairing]]  # its optimizers, each with its parameters
     sample: Sample | None  # the tensors and parameters to check; None for all
-
-    @property
-    def inventory(self) -> Inventory:
-        """The content of the checkpoint."""
-        return self.checkpoint.inventory
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all files in bytes."""
-        return sum(one.nbytes for one in self._both)
-
-    @property
-    def _both(self) -> list[OpenCheckpoint]:
-        return [one for one in (self.original, self.checkpoint) if one is not None]
-
-    def require_unchanged(self) -> None:
-        """Raise SourceChanged if a file was written, replaced or removed: a process may have read parts of both."""
-        for one in self._both:
-            one.require_unchanged()
 
 
 @contextmanager
 def open_files(request: VerifyRequest) -> Iterator[Opened]:
-    """Open the files of a request. Raises LimitExceeded if tensors take far more memory than the files have bytes."""
+    """Open the files of a request.
+
+    Raises:
+        LimitExceeded: tensors take far more memory than the files have bytes.
+        SourceChanged: at the end, a file was written, replaced or removed: a process may have read parts of both.
+    """
+    limits = request.limits
     with ExitStack() as stack:
         original = None
         if request.against is not None:
-            original = stack.enter_context(open_checkpoint(request.against, request.limits, keep_trees=True))
-        opening = open_checkpoint(request.path, request.limits, keep_trees=True, exclude=request.exclude)
+            original = stack.enter_context(open_checkpoint(request.against, limits, keep_trees=True))
+        opening = open_checkpoint(request.path, limits, keep_trees=True, exclude=request.exclude)
         checkpoint = stack.enter_context(opening)
-        for one in (original, checkpoint):
-            if one is not None:
-                limit_tensor_sizes(one, request.limits)
+        files = [one for one in (original, checkpoint) if one is not None]
+        for one in files:
+            limit_tensor_sizes(one, limits)
         inventory = checkpoint.inventory
         paired = pair_all(inventory, None if original is None else original.inventory)
         pairings = list(zip(inventory.optimizers, paired, strict=True))
         sample = choose_sample(inventory, pairings, request.sample, request.seed) if request.sample else None
-        yield Opened(checkpoint, original, pairings, sample)
+        yield Opened(checkpoint, original, sum(one.nbytes for one in files), pairings, sample)
+        for one in files:
+            one.require_unchanged()

@@ -113,7 +113,7 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, o
         emit(Message(imports=""))
     with ExitStack() as stack:
         opened = opened or stack.enter_context(open_files(request))
-        checkpoint, source, pairings, sample = opened
+        checkpoint, source, _, pairings, sample = opened
         inventory = checkpoint.inventory
         stored = stack.enter_context(StoredTensors(checkpoint.parts))
         own = share(checkpoint, pairings, group.rank, group.size) if group.size > 1 else None

@@ -86,21 +86,19 @@ class LoadedFiles:
         self,
         parts: Iterable[OpenPart],
         stored: StoredTensors,
-        known: Mapping[str, Loaded] | None = None,
         sample: Sample | None = None,
         share: Share | None = None,
     ) -> None:
         """Begin with nothing loaded.
 
         Args:
-            known: files that are loaded already, by name.
             sample: tensors to check; files without any of them are not loaded. None for all.
             share: the part of the checkpoint that this process checks; None for all of it. Other processes load files
                 without any of its tensors.
         """
         self._parts = {part.name: part for part in parts}
         self._stored = stored
-        self._loaded = dict(known or {})
+        self._loaded: dict[str, Loaded] = {}
         self._held = ""
         self._of_ranks: dict[str, Loaded] = {}
         chosen = None if sample is None or sample.size.is_all else sample.names

@@ -90,7 +90,7 @@ class Rank:
         host = cast("Host", self._host)
         _refuse_options(request)
         with open_files(request) as opened:
-            asked = settled(request, opened.inventory)
+            asked = settled(request, opened.checkpoint.inventory)
             started = self._join()
             self._agree(host, request)
             host.tell(None)
@@ -98,7 +98,6 @@ class Rank:
             host.end_after_failure(started.end)
             findings, here = checks_without_torch(opened, opened.checkpoint.check(progress), request)
             answers = started.collect(stage, (RANK,), request.timeout)
-            opened.require_unchanged()
         host.wait_for_end()
         return self._result(asked, answers, here, findings)
 
@@ -106,7 +105,7 @@ class Rank:
         """Take part in the verification of rank 0."""
         _refuse_options(request)
         with open_files(request) as opened:
-            asked = settled(request, opened.inventory)
+            asked = settled(request, opened.checkpoint.inventory)
         started = self._join(request=request)
         guest = cast("Guest", self._guest)
         if not guest.wait_for_start(started.end):
@@ -234,24 +233,17 @@ class Rank:
             texts = [[ended[rank]] if rank in ended else [] for rank in range(self._launch.size)]
             checks[name] = rank_failure(name, texts, self._launch.size)
             checks |= {one: skipped(one, f"not reached: {name} failed") for one in missing if one != name}
-        is_proven = asked.case is not None and checks["parity"].status == "passed"
         # An optimizer that has state after a step, and none in the checkpoint, began without it.
-        is_proven = is_proven and not dict(checks["fresh"].evidence).get("anew")
+        is_proven = checks["parity"].status == "passed" and not dict(checks["fresh"].evidence).get("anew")
         if asked.case is not None:
-            figures = {
-                "proven": is_proven,
-                "resumed": is_proven,
-                "device": asked.to,
-                "simulated": answers.mode == "simulated",
-            }
+            simulated = answers.mode == "simulated"
+            figures = {"proven": is_proven, "resumed": is_proven, "device": asked.to, "simulated": simulated}
             checks[CASE] = checks[CASE]._replace(evidence=tuple({**dict(checks[CASE].evidence), **figures}.items()))
         faults = (*answers.run.faults, *(RankFault(rank, name, text) for rank, text in ended.items()))
         run = answers.run._replace(ranks=self._launch.size, faults=faults)
         named = asked._replace(to=_kind_of_each(asked) or asked.to)
         result = replace(verdict(named, answers, here, findings, order), run=run)
-        if asked.case is None:
-            return result
-        return replace(result, proven=result.passed and is_proven)
+        return result if asked.case is None else replace(result, proven=result.passed and is_proven)
 
     def _endings(self, answers: Answers) -> Iterator[tuple[int, Message]]:
         host = cast("Host", self._host)
