@@ -75,7 +75,8 @@ class Offenders(Tally):
     count: int = 0  # number of faults
     #: texts of the first few, each with the index of its tensor or parameter, by which those of processes are sorted.
     first: list[tuple[int, str]] = field(
-        default_factory=list, metadata={"join": lambda one, other: _sorted(one + other)}
+        default_factory=list,
+        metadata={"join": lambda one, other: sorted([*one, *other], key=lambda fault: fault[0])[:_NAMED]},
     )
     named: list[tuple[int, str]] = field(default_factory=list)  # names of tensors with a fault, likewise
     _index: int = 0  # that of the tensor or parameter that is being checked
@@ -116,10 +117,6 @@ class First(Offenders):
 
     def __str__(self) -> str:
         return self.first[0][1] if self.first else ""
-
-
-def _sorted(texts: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    return sorted(texts, key=lambda one: one[0])[:_NAMED]
 
 
 def passed(name: str, detail: str, fix: str = "", /, **evidence: object) -> CheckResult:

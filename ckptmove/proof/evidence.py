@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ckptmove.model import Finding
 
 CheckStatus: TypeAlias = Literal["passed", "failed", "skipped"]
+Mode: TypeAlias = Literal["real", "simulated", "cpu"]
 #: Beginning of :attr:`Verdict.unfixed` if no run shows whether the edits mend the code.
 NOT_KNOWN: Final = "not known"
 
@@ -108,7 +109,7 @@ class Verdict(OneLine):
 
     path: str  # the path as the caller passed it
     target: str  # device of the step
-    mode: Literal["real", "simulated", "cpu"]  # `real`, `simulated` or `cpu`
+    mode: Mode  # `real`, `simulated` or `cpu`
     passed: bool  # whether no check failed
     #: whether every optimizer was stepped on its own stored parameters and options, and its step used the stored
     #: state. False if a step was skipped, if anything replaced values that the file does not contain, or if only a

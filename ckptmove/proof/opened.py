@@ -43,8 +43,9 @@ def open_files(request: VerifyRequest) -> Iterator[Opened]:
         original = None
         if request.against is not None:
             original = stack.enter_context(open_checkpoint(request.against, limits, keep_trees=True))
-        opening = open_checkpoint(request.path, limits, keep_trees=True, exclude=request.exclude)
-        checkpoint = stack.enter_context(opening)
+        checkpoint = stack.enter_context(
+            open_checkpoint(request.path, limits, keep_trees=True, exclude=request.exclude)
+        )
         files = [one for one in (original, checkpoint) if one is not None]
         for one in files:
             limit_tensor_sizes(one, limits)

@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Final
 
 from ckptmove.conversion.keep import kept_tensors
 from ckptmove.errors import UsageError
@@ -39,12 +39,11 @@ if TYPE_CHECKING:
 
     from ckptmove.io.contracts import Progress
     from ckptmove.model import ArchiveFact, Finding, Inventory
-    from ckptmove.proof.evidence import CheckResult, SampleSize
+    from ckptmove.proof.evidence import CheckResult
     from ckptmove.proof.opened import Opened
     from ckptmove.proof.processes.child import Answers, Child
     from ckptmove.proof.request import VerifyRequest
-
-    Mode = Literal["real", "simulated", "cpu"]
+    from ckptmove.proof.sampling import Sample
 
 #: Packages that the child imports.
 _PACKAGES: Final = ("torch", "safetensors", "executing", "asttokens")
@@ -77,8 +76,7 @@ def verify_checkpoint(
         simulate it: nothing was proven.
     """
     refuse_request(request)
-    own = ((CASE, request.case), (SCRIPT, request.script))
-    cases = tuple(name for name, asked_for in own if asked_for is not None)
+    cases = tuple(name for name, code in ((CASE, request.case), (SCRIPT, request.script)) if code is not None)
     timeout = _SCRIPT_SECONDS if request.timeout is None and request.script is not None else request.timeout
     # A file that cannot be read is an error of the input: nothing is started.
     with open_files(request) as opened:
@@ -92,8 +90,7 @@ def verify_checkpoint(
             findings, here = checks_without_torch(opened, facts, request)
             answers = started.collect(stage, (*CHILD_CHECKS, *cases), timeout)
     answers.require_usable()
-    sample = None if opened.sample is None else opened.sample.size
-    result = verdict(asked, answers, here, findings, (*CHECKS, *cases), sample)
+    result = verdict(asked, answers, here, findings, (*CHECKS, *cases), opened.sample)
     rest = tuple(part for part in _NOT_STEPPED if part in opened.checkpoint.inventory.contents)
     return replace(result, not_looked_at=("position in the data",) if request.runs_training else rest)
 
@@ -130,8 +127,9 @@ def refuse_request(request: VerifyRequest) -> None:
         raise UsageError(
             Phrase(Argument("timeout"), f" takes a number of seconds greater than 0, not {request.timeout:g}")
         )
-    _refuse_number("sample", request.sample, "parameters")
-    _refuse_number("jobs", request.jobs, "processes")
+    for option, number, what in (("sample", request.sample, "parameters"), ("jobs", request.jobs, "processes")):
+        if number is not None and number < 1:
+            raise UsageError(Phrase(Argument(option), f" takes a number of {what}, at least 1, not {number}"))
     check_override(request.optimizer)
     if request.case is not None:
         parse_case(request.case)
@@ -141,11 +139,6 @@ def refuse_request(request: VerifyRequest) -> None:
         raise UsageError(
             Phrase(Argument("case"), " and ", Argument("script"), " both make a step of your training: choose one")
         )
-
-
-def _refuse_number(option: str, number: int | None, what: str) -> None:
-    if number is not None and number < 1:
-        raise UsageError(Phrase(Argument(option), f" takes a number of {what}, at least 1, not {number}"))
 
 
 def checks_without_torch(
@@ -195,7 +188,7 @@ def verdict(
     here: tuple[CheckResult, ...],
     findings: tuple[Finding, ...],
     order: Sequence[str],
-    sample: SampleSize | None = None,
+    sample: Sample | None = None,
 ) -> Verdict:
     """The verdict of all checks.
 
@@ -215,12 +208,15 @@ def verdict(
     return Verdict(
         path=asked.path,
         target=target,
-        mode=cast("Mode", answers.mode or ("cpu" if target == "cpu" else "simulated")),
+        mode=answers.mode or ("cpu" if target == "cpu" else "simulated"),
         passed=passed,
-        proven=passed and (_is_proven(checks) or is_equal) and not has_unseen and (sample is None or sample.is_all),
+        proven=passed
+        and (_is_proven(checks) or is_equal)
+        and not has_unseen
+        and (sample is None or sample.size.is_all),
         checks=checks,
         findings=(*findings, *(one for one in answers.findings if one.code not in asked.ignore)),
-        sample=sample,
+        sample=None if sample is None else sample.size,
     )
 
 

@@ -9,8 +9,6 @@ import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import torch
-
 from ckptmove.errors import CaseUnusable, OutOfMemory, UsageError
 from ckptmove.proof.checks import failed
 from ckptmove.proof.codec import loads
@@ -22,7 +20,7 @@ from ckptmove.proof.processes.memory import limit_memory, memory_hint, with_hint
 from ckptmove.proof.processes.messages import Message
 from ckptmove.proof.processes.pipes import Pipes
 from ckptmove.proof.processes.shares import ONE_PROCESS, share
-from ckptmove.proof.processes.uncompiled import leave_out_dynamo, uncompiled_calls
+from ckptmove.proof.processes.uncompiled import torch_for
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.proof.restored.generators import refused_states
 from ckptmove.proof.restored.loaded import LoadedFiles
@@ -60,20 +58,11 @@ def work(request: VerifyRequest, opened: Opened | None = None) -> None:
         opened: the files, if this process is a fork of one that has read them.
     """
     is_limited = limit_memory(request)
-    if not request.runs_training:
-        # A batch fits in a processor's cache: a second thread saves a tenth of the time. If another process uses that
-        # thread's processor, the first thread waits for it thousands of times.
-        torch.set_num_threads(1)
-    with ExitStack() as stack, spelled_for_python(request.in_python):
-        if request.runs_own_code:
-            stack.enter_context(uncompiled_calls())
-        else:
-            leave_out_dynamo()  # a user's model or optimizer may need the real one
+    with ExitStack() as stack, spelled_for_python(request.in_python), torch_for(request):
         try:
             opened = opened or stack.enter_context(open_files(request))
-            is_alone = request.rank > 0 or find_site(request.to or "cpu").mode == "real"
             others: list[Child] = []
-            if not is_alone:  # an accelerator is used by one process
+            if request.rank == 0 and find_site(request.to or "cpu").mode != "real":  # one process uses an accelerator
                 request, others = start_others(request, stack.enter_context(ExitStack()))
             _answer(request, opened, others, is_limited=is_limited)
         except (MemoryError, OutOfMemory) as error:

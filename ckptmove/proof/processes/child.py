@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ckptmove.model import Finding
-    from ckptmove.proof.evidence import CheckResult
+    from ckptmove.proof.evidence import CheckResult, Mode
     from ckptmove.proof.processes.messages import Late
 
 #: Checks that the child makes, in the order of its answers.
@@ -79,7 +79,7 @@ class Answers:
     torch_failure: str = ""  # error that ended the child while it imported torch, or empty
     imports: str = ""  # the user's optimizer class while it is being imported, else empty
     refusal: str = ""  # why the request cannot be fulfilled, or empty
-    mode: str | None = None  # device mode of the step; None if the child ended before it reported one
+    mode: Mode | None = None  # device mode of the step; None if the child ended before it reported one
     unusable: str = ""  # why the user's function returns no usable case, or empty
     killed: ChildKilled | None = None  # the error of a child that was killed from outside, or None
     #: results by name. Checks that the child did not reach are failed or skipped.
@@ -367,7 +367,8 @@ def _reason(code: int, output: str, errors: str, check: str = "") -> str:
         )
     process = _process(check)
     if code < 0:
-        return f"{process} was ended by {_signal_name(-code)}{last}"
+        name = next((one.name for one in signal.Signals if one == -code), f"signal {-code}")
+        return f"{process} was ended by {name}{last}"
     if code > 0:
         return f"{process} ended with exit code {code}{last}"
     return f"{process} ended without an answer" + (f"; it printed {output!r}" if output else "")
@@ -375,10 +376,3 @@ def _reason(code: int, output: str, errors: str, check: str = "") -> str:
 
 def _process(check: str) -> str:
     return f"the process that runs {_OWN_CODE.get(check, 'torch')}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

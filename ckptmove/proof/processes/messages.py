@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from ckptmove.model import Finding  # noqa: TC001  # the codec reads the annotations
 from ckptmove.proof.codec import dumps, loads
-from ckptmove.proof.evidence import CheckResult, RanksOfRun  # noqa: TC001  # likewise
+from ckptmove.proof.evidence import CheckResult, Mode, RanksOfRun  # noqa: TC001  # likewise
 
 
 class Late(NamedTuple):
@@ -22,7 +22,7 @@ class Message(NamedTuple):
 
     torch: Literal["importing", "imported"] | None = None  # progress of the import
     imports: str | None = None  # the user's optimizer class while it is being imported; empty after that
-    mode: str | None = None  # device mode of the step
+    mode: Mode | None = None  # device mode of the step
     check: CheckResult | None = None
     finding: Finding | None = None  # a finding about the stored values
     unusable: str | None = None  # why the user's function returns no usable case

@@ -131,10 +131,9 @@ def survey(
     for part in loaded.all_assembled:
         comparison.compare_objects(part, is_first=is_first)
     loaded.release()
-    if group.size > 1:
-        tally.files = loaded.results()
-        group.join(tally)
-        loaded.add(tally.files)
+    tally.files = loaded.results()
+    group.join(tally)
+    loaded.add(tally.files)
     total = len(inventory.tensors)
     return _outcome(inventory, tally, loaded, total, total if sample is None else sample.size.tensors)
 

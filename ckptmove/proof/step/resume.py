@@ -381,9 +381,7 @@ def _overlapping(optimizer: OptimizerRecord, pairing: Pairing, recipe: Recipe) -
 def _for_cpu(recipe: Recipe) -> Recipe:
     """The same recipe without ``capturable``, which the CPU refuses."""
     return recipe._replace(
-        groups=tuple(
-            {name: False if name == "capturable" else value for name, value in group.items()} for group in recipe.groups
-        ),
+        groups=tuple(group | ({"capturable": False} if "capturable" in group else {}) for group in recipe.groups)
     )
 
 

@@ -123,23 +123,23 @@ class Host:
             self.endings.setdefault(rank, content)
         return True
 
+    def _wait(self, seconds: float, is_done: Callable[[], bool]) -> None:
+        """Take messages until something is done, or for some seconds."""
+        until = time.monotonic() + seconds
+        while not is_done() and self._take(until):
+            pass
+
     def wait_for_start(self) -> None:
         """Wait until every other rank has sent its first message, or one of them has ended."""
-        until = time.monotonic() + START_SECONDS
-        while len(self.hellos) < self._size - 1 and not self.endings and self._take(until):
-            pass
+        self._wait(START_SECONDS, lambda: len(self.hellos) == self._size - 1 or bool(self.endings))
 
     def wait_for_end(self) -> None:
         """Wait a while until every other rank has sent its last message."""
-        until = time.monotonic() + GRACE_SECONDS
-        while len(self.endings) < self._size - 1 and self._take(until):
-            pass
+        self._wait(GRACE_SECONDS, lambda: len(self.endings) == self._size - 1)
 
     def killed(self) -> list[int]:
         """Ranks whose processes ended without a last message, if there are any within a few seconds."""
-        until = time.monotonic() + GRACE_SECONDS
-        while len(self.endings) < self._size - 1 and None not in self.endings.values() and self._take(until):
-            pass
+        self._wait(GRACE_SECONDS, lambda: len(self.endings) == self._size - 1 or None in self.endings.values())
         return [rank for rank, ending in self.endings.items() if ending is None]
 
     def tell(self, code: int | None) -> None:
@@ -152,9 +152,7 @@ class Host:
 
         A rank that is late to connect finds nobody. It then writes its own error, unless torchrun ends it before.
         """
-        until = time.monotonic() + GRACE_SECONDS
-        while len(self.hellos) < self._size - 1 and self._take(until):
-            pass
+        self._wait(GRACE_SECONDS, lambda: len(self.hellos) == self._size - 1)
         self.tell(code)
         with suppress(OSError):  # wakes the thread that accepts; macOS refuses it for a socket that listens
             self._server.shutdown(socket.SHUT_RDWR)

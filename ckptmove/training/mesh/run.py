@@ -158,16 +158,13 @@ class Rank:
         for line in iter(cast("Any", started.process.stdout).readline, ""):
             message = read_message(line)
             if message is not None and message.address:
-                self._guest = self._connect(message.address, request, failure)
+                try:
+                    self._guest = Guest(message.address, Hello("", self._launch.rank, request, failure))
+                except OSError as error:
+                    reason = f"its process cannot be reached from rank {self._launch.rank}: {error}"
+                    raise RankFailed(0, reason, path=None, hint=_PORTS, exit_code=_UNREACHED) from error
                 return started
         raise TorchBroken(f"rank {self._launch.rank} cannot reach the store of torchrun")
-
-    def _connect(self, address: str, request: VerifyRequest | None, failure: dict[str, Any] | None) -> Guest:
-        try:
-            return Guest(address, Hello("", self._launch.rank, request, failure))
-        except OSError as error:
-            reason = f"its process cannot be reached from rank {self._launch.rank}: {error}"
-            raise RankFailed(0, reason, path=None, hint=_PORTS, exit_code=_UNREACHED) from error
 
     def _send(self, started: Child, request: VerifyRequest) -> None:
         """Give the child its request. The accelerator of a rank is the one with its index on its machine."""
@@ -182,13 +179,8 @@ class Rank:
         host.wait_for_start()
         for rank, hello in sorted(host.hellos.items()):
             if hello.failure is not None:
-                raise RankFailed(
-                    rank,
-                    hello.failure["message"],
-                    path=hello.failure["path"],
-                    hint=hello.failure["hint"],
-                    exit_code=hello.failure["exit_code"],
-                )
+                facts = {name: hello.failure[name] for name in ("path", "hint", "exit_code")}
+                raise RankFailed(rank, hello.failure["message"], **facts)
             for name, one, other in zip(request._fields, request, hello.request or request, strict=True):
                 if one != other:
                     raise UsageError(

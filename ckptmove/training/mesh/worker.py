@@ -21,7 +21,7 @@ from ckptmove.proof.place import find_site
 from ckptmove.proof.processes.messages import Late, Message
 from ckptmove.proof.processes.pipes import Pipes
 from ckptmove.proof.processes.shares import ProcessGroup
-from ckptmove.proof.processes.uncompiled import leave_out_dynamo, uncompiled_calls
+from ckptmove.proof.processes.uncompiled import torch_for
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.proof.step.verdicts import missing_device
 from ckptmove.simulation.errors import CrossDeviceError
@@ -64,23 +64,14 @@ def main() -> None:
     else:
         pipes.tell(Message(address=store.get(_ADDRESS).decode()))
     request = loads(VerifyRequest, pipes.lines.get())
-    if request.case is None:
-        leave_out_dynamo()
-        torch.set_num_threads(1)
-        _join(request, launch, store, pipes.tell)
-        return
-    with uncompiled_calls():
-        _join(request, launch, store, pipes.tell)
-
-
-def _join(request: VerifyRequest, launch: Launch, store: PrefixStore, emit: Emit) -> None:
-    site = find_site(request.to or "cpu")
-    emit(Message(mode=site.mode))
-    backend = "gloo" if site.mode != "real" else f"cpu:gloo,{site.target.partition(':')[0]}:nccl"
-    dist.init_process_group(
-        backend, store=store, rank=launch.rank, world_size=launch.size, timeout=collective_timeout(request.timeout)
-    )
-    answer(request, emit)
+    with torch_for(request):
+        site = find_site(request.to or "cpu")
+        pipes.tell(Message(mode=site.mode))
+        backend = "gloo" if site.mode != "real" else f"cpu:gloo,{site.target.partition(':')[0]}:nccl"
+        dist.init_process_group(
+            backend, store=store, rank=launch.rank, world_size=launch.size, timeout=collective_timeout(request.timeout)
+        )
+        answer(request, pipes.tell)
 
 
 def answer(request: VerifyRequest, emit: Emit) -> None:
