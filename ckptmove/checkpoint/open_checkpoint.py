@@ -36,7 +36,7 @@ class OpenCheckpoint:
     links: Mapping[str, str] = field(default_factory=dict)  # targets of its links, by path
     others: tuple[str, ...] = ()  # paths of links and of files that are not checkpoints
     outside: tuple[ArchiveFact, ...] = ()  # facts about an archive and about members that are not checkpoints
-    rewritten: Mapping[str, bytes] = field(default_factory=dict)  # new content of `others` in a conversion
+    repeated: frozenset[str] = frozenset()  # paths of shards that only repeat the consolidated files
     top: str = ""  # folder that contains everything in an archive, with a slash; empty if it has no such folder
     traffic: Traffic | None = None  # requests for a checkpoint at a URL; None for a local one
 
@@ -118,9 +118,8 @@ class OpenCheckpoint:
 
         digest = hashlib.sha256()
         with naming(self.path):
-            new = self.rewritten.get(other)
             # A file has no others.
-            for block in cast("Listing", self.listing).contents(other) if new is None else (new,):
+            for block in cast("Listing", self.listing).contents(other):
                 digest.update(block)
         return f"sha256 {digest.hexdigest()}"
 
@@ -128,8 +127,7 @@ class OpenCheckpoint:
         """The file of each tensor in an index of shards, which was checked when the directory was read."""
         import json
 
-        new = self.rewritten.get(index)
-        blocks = cast("Listing", self.listing).contents(index) if new is None else (new,)
+        blocks = cast("Listing", self.listing).contents(index)
         found: dict[str, str] = json.loads(b"".join(map(bytes, blocks)))["weight_map"]
         return found
 

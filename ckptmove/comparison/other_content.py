@@ -157,9 +157,7 @@ class OtherContent:
         ours, theirs = ({seen_from_top(side, path): path for path in side.others} for side in (self._one, self._other))
         indices = []
         for place in dict.fromkeys((*ours, *theirs)):
-            # An expected index of new shards fits the files it is compared with.
-            is_expected = self._other.is_whole and theirs.get(place) in self._other.rewritten
-            if self._found.moved and is_index(place.rpartition("/")[2]) and not is_expected:
+            if self._found.moved and is_index(place.rpartition("/")[2]):
                 indices.append(ours.get(place) or theirs[place])
                 continue
             before = self._one.described(ours[place]) if place in ours else "absent"

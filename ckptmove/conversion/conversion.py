@@ -29,7 +29,7 @@ from ckptmove.limits import Limits
 from ckptmove.model import LACKING
 from ckptmove.moves import MovePlan, Remap
 from ckptmove.pickles.edits import apply_plan
-from ckptmove.text import Argument, Phrase, some
+from ckptmove.text import Argument, Phrase, amount, some
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -150,6 +150,7 @@ class Conversion:
         if self.remapped is not None and self.remapped.is_reordered and new.optimizers:
             self.notes.append(_GUESSED_ORDER)
         self.notes += _of_first_rank(checkpoint)
+        self.notes += _left_out(checkpoint, self.remapped)
         self._is_refused = is_refused(new)
         self._unmatched = tuple(unmatched_options(inventory, move))
         self.unchecked: list[str] = []
@@ -189,6 +190,8 @@ class Conversion:
     def result(self, written: int) -> Converted:
         """The result, with the number of bytes written."""
         notes = self.notes
+        if self.verified is not None:
+            notes.append(f"verified: {amount(self.verified, 'tensor')} equal the source, as torch reads both")
         if self.unchecked == [""]:
             notes.append("the file has no CRCs: its bytes were copied unchecked")
         elif self.unchecked:
@@ -226,6 +229,14 @@ def _of_first_rank(checkpoint: OpenCheckpoint) -> Iterator[str]:
         if part.differing:
             names = some(part.differing, _SHOWN)
             yield f"not the same in the files of all ranks, so those of {part.rows[0].path} are used: {names}"
+
+
+def _left_out(checkpoint: OpenCheckpoint, remapped: Remapped | None) -> Iterator[str]:
+    """A note on shards that would repeat tensors as they were before the conversion."""
+    kept = None if remapped is None else remapped.kept
+    names = sorted(checkpoint.repeated & kept.removed) if kept is not None else []
+    if names:
+        yield f"left out, because they repeat tensors that have changed: {some(names, _SHOWN)}"
 
 
 def _require_written(checkpoint: OpenCheckpoint, plan: MovePlan) -> None:

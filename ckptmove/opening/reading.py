@@ -115,9 +115,11 @@ class Reader:
         texts = [file for file in left if listing.is_text(file.path)]
         self._read_files(file for file in left if not listing.is_text(file.path))
         self._unread += hidden_pickles(listing, self._limits)
+        repeated: set[str] = set()
         for one in shards:
             with self._tolerating():
-                pieces -= self._read_shards(one)
+                repeated |= self._read_shards(one)
+        pieces -= repeated
         if self._parts:
             self._lines += (OutlineLine(1, file.path, "text, by its name") for file in texts)
         else:
@@ -146,6 +148,7 @@ class Reader:
             links=links,
             others=(*(file.path for file in shown if file.path not in files), *apart),
             outside=outside,
+            repeated=frozenset(repeated),
             top=_top(shown) if listing.form else "",
         )
 

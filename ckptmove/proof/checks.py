@@ -14,12 +14,22 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-#: All checks, in the order of the report.
-CHECKS: Final = ("file", "restore", "placement", "structure", "numbers", "step", "parity", "fresh")
-#: The check of ``--case``, reported last.
+#: The check of ``--case``.
 CASE: Final = "case"
-#: The check of ``--script``, reported last.
+#: The check of ``--script``.
 SCRIPT: Final = "script"
+#: All checks, in the order of the report.
+ORDER: Final = (
+    "file", "keys", "restore", "options", "placement", "structure", "numbers", "step", "parity", "fresh", CASE, SCRIPT,
+)  # fmt: skip
+#: The parent makes these, without torch.
+_OF_PARENT: Final = frozenset({"file", "placement", "structure"})
+#: The checks of a checkpoint, without code of the user.
+CHECKS: Final = tuple(name for name in ORDER if name not in {"keys", "options", CASE, SCRIPT})
+#: Those that the child makes.
+CHILD_CHECKS: Final = tuple(name for name in CHECKS if name not in _OF_PARENT)
+#: The checks that the children make of a case on several ranks.
+MESH_CHECKS: Final = tuple(name for name in ORDER if name not in {*_OF_PARENT, "numbers", SCRIPT})
 #: Why most checks are skipped for a file that contains only weights.
 NOTHING_TO_RESUME: Final = "there is no optimizer state: nothing to resume"
 _NAMED: Final = 5

@@ -70,6 +70,11 @@ class Site(NamedTuple):
         """The target's tag, marked if it is simulated."""
         return self.target + " (simulated)" * (self.mode == "simulated")
 
+    @property
+    def missing(self) -> str:
+        """Why no step can be made, as a sentence with the target."""
+        return f"there is no {self.target} here, and it cannot be simulated: {self.reason}"
+
     def place(self) -> StepDevice:
         """The device to make the step on."""
         return SimulatedDevice(self.target) if self.mode == "simulated" else TorchDevice(self.target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ckptmove.model import Severity
-from ckptmove.proof.checks import CASE, SCRIPT, passed, skipped
+from ckptmove.proof.checks import CASE, ORDER, SCRIPT, passed, skipped
 from ckptmove.proof.file_checks import FAILED_BY, fail_on_findings
 
 if TYPE_CHECKING:
@@ -25,26 +25,20 @@ _RNG: Final = frozenset({"R301"})
 
 
 def judge(
-    order: Iterable[str], checks: Mapping[str, CheckResult], findings: Sequence[Finding], runs: Sequence[CheckResult]
+    checks: Mapping[str, CheckResult], findings: Sequence[Finding], runs: Sequence[CheckResult]
 ) -> tuple[tuple[CheckResult, ...], tuple[Finding, ...]]:
-    """The checks in an order, failed by the findings that no run has refuted, and those findings.
+    """The checks in the order of the report, failed by the findings that no run has refuted, and those findings.
 
-    Args:
-        checks: the checks by name.
-        runs: results of the checks ``case`` and ``script``, if they were made.
+    The runs are the checks ``case`` and ``script``, if they were made.
     """
     left = without_refuted(findings, runs)
-    judged = {name: fail_on_findings(checks[name], left) for name in order}
+    judged = {name: fail_on_findings(checks[name], left) for name in ORDER if name in checks}
     judged["placement"] = placement_seen(checks["placement"], judged["placement"], left, runs)
     return (*judged.values(),), left
 
 
 def without_refuted(findings: Sequence[Finding], runs: Sequence[CheckResult]) -> tuple[Finding, ...]:
-    """The findings without those that a run of a case or script has refuted. An index that a case passed is a warning.
-
-    Args:
-        runs: results of the checks ``case`` and ``script``, if they were made.
-    """
+    """The findings that no run of a case or script has refuted. An index that a case passed is a warning."""
     left = list(findings)
     for run in runs:
         figures = dict(run.evidence)
@@ -82,11 +76,7 @@ def placement_seen(
 ) -> CheckResult:
     """The check ``placement`` of a file from which a case or script was run: what the run did decides.
 
-    Args:
-        placement: the check of the file, without findings.
-        judged: the check that findings may have failed; the result without a run.
-        left: the findings that no run has refuted. An error among them is not repaired by a step that was made.
-        runs: results of the checks ``case`` and ``script``, if they were made.
+    An error among the findings that are left, which may have failed the judged check, is not repaired by a step.
     """
     ran = next((run for run in runs if run.status != "skipped"), None)
     if ran is None or (judged.status != "failed" and ran.status == "failed") or placement.status == "skipped":

@@ -18,14 +18,14 @@ from ckptmove.findings.trials import Source
 from ckptmove.formats.facts import facts_of
 from ckptmove.io.cores import cores
 from ckptmove.moves import MoveRequest
-from ckptmove.proof.checks import CASE, CHECKS, SCRIPT, skipped
+from ckptmove.proof.checks import CASE, CHILD_CHECKS, SCRIPT, skipped
 from ckptmove.proof.codec import dumps
 from ckptmove.proof.errors import PackageMissing
 from ckptmove.proof.evidence import Verdict
 from ckptmove.proof.file_checks import check_file, check_structure
 from ckptmove.proof.opened import open_files
 from ckptmove.proof.placement import check_placement
-from ckptmove.proof.processes.child import CHILD_CHECKS, ONE_THREAD, child, forked, worker_command
+from ckptmove.proof.processes.child import ONE_THREAD, child, forked, worker_command
 from ckptmove.proof.processes.forking import can_fork
 from ckptmove.proof.refused_keys import with_refused_keys
 from ckptmove.proof.refuted import judge
@@ -90,7 +90,7 @@ def verify_checkpoint(
             findings, here = checks_without_torch(opened, facts, request)
             answers = started.collect(stage, (*CHILD_CHECKS, *cases), timeout)
     answers.require_usable()
-    result = verdict(asked, answers, here, findings, (*CHECKS, *cases), opened.sample)
+    result = verdict(asked, answers, here, findings, opened.sample)
     rest = tuple(part for part in _NOT_STEPPED if part in opened.checkpoint.inventory.contents)
     return replace(result, not_looked_at=("position in the data",) if request.runs_training else rest)
 
@@ -187,7 +187,6 @@ def verdict(
     answers: Answers,
     here: tuple[CheckResult, ...],
     findings: tuple[Finding, ...],
-    order: Sequence[str],
     sample: Sample | None = None,
 ) -> Verdict:
     """The verdict of all checks.
@@ -195,12 +194,11 @@ def verdict(
     Args:
         here: the checks that this process has made.
         findings: findings of the file.
-        order: names of the checks, in the order of the report.
     """
     target = asked.to or "cpu"
     found = {check.name: check for check in (*here, *answers.checks.values())}
-    runs = [found[name] for name in (CASE, SCRIPT) if name in order]
-    checks, findings = judge(order, found, with_refused_keys(findings, runs), runs)
+    runs = [found[name] for name in (CASE, SCRIPT) if name in found]
+    checks, findings = judge(found, with_refused_keys(findings, runs), runs)
     passed = all(check.status != "failed" for check in checks)
     # There is no state to resume from, and all was compared with the original.
     is_equal = asked.against is not None and any(dict(check.evidence).get("optimizers") == 0 for check in checks)

@@ -21,7 +21,16 @@ import torch
 
 import ckptmove
 from ckptmove.api.arguments import NotAccepted, optimizer_name, words
-from ckptmove.errors import CaseUnusable, CkptMoveError, OutputExists, OutputIsSource, UnknownDevice, UsageError
+from ckptmove.api.hints import hint_for
+from ckptmove.errors import (
+    CaseUnusable,
+    CkptMoveError,
+    DistributedFile,
+    OutputExists,
+    OutputIsSource,
+    UnknownDevice,
+    UsageError,
+)
 from ckptmove.io.locations import default_output
 from ckptmove.proof.errors import PackageMissing, TorchBroken
 from ckptmove.proof.evidence import Verdict
@@ -339,6 +348,10 @@ def test_a_function_of_a_notebook_is_refused(trained: Path, monkeypatch) -> None
     monkeypatch.setitem(sys.modules, "notebook", notebook)
     with pytest.raises(CaseUnusable, match=r"case\.py:case"):
         ckptmove.verify(trained, case=notebook.case)
+
+
+def test_one_file_of_a_distributed_checkpoint_names_its_directory() -> None:
+    assert str(hint_for(DistributedFile("run/__0_0.distcp"))).endswith("ckptmove inspect run")
 
 
 def test_errors_are_also_builtin_and_carry_their_hint(source: Path) -> None:

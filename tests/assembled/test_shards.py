@@ -27,6 +27,20 @@ def consolidate():
     return pytest.importorskip("torch.distributed.checkpoint._consolidate_hf_safetensors").consolidate_safetensors_files
 
 
+@pytest.mark.parametrize("options", [{"add_prefix": "x."}, {"shard_size": 10**6}], ids=["same", "new"])
+def test_shards_that_repeat_what_has_changed_are_left_out(shards, tmp_path, options):
+    folder = tmp_path / "model"
+    shutil.copytree(shards, folder / "sharded")
+    save_file({name: tensor for name, (tensor, _, _) in MODEL.items()}, folder / "model.safetensors")
+    count = len(ckptmove.inspect(folder).inventory.tensors)
+    result = ckptmove.convert(folder, output=tmp_path / "new", verify=True, **options)
+    assert result.verified == count
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["model.safetensors"]
+    assert any("sharded/" in note for note in result.notes) == ("add_prefix" in options)
+    ckptmove.convert(folder, output=tmp_path / "copy", to="cuda:0")
+    assert (tmp_path / "copy" / "sharded").exists()
+
+
 def damaged(path, offsets):
     notes = {"DCP_SHARDING_INFO": offsets if isinstance(offsets, str) else json.dumps(offsets)}
     save_file(load_file(path), path, metadata=notes)

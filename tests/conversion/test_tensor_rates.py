@@ -9,6 +9,7 @@ from simulation import on_a_simulated_device
 from trained import OPTIMIZERS, Training, as_plain, device_by_path, save
 
 import ckptmove
+from ckptmove.limits import Limits
 from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.step.stored_state import optimizer_state_dict
 
@@ -162,6 +163,6 @@ def test_a_case_is_given_tensor_options(tmp_path):
 
     with open_checkpoint(path) as checkpoint:
         [optimizer] = checkpoint.inventory.optimizers
-        [group] = optimizer_state_dict(optimizer, checkpoint.inventory, Source())["param_groups"]
+        [group] = optimizer_state_dict(optimizer, checkpoint, Source(), Limits())["param_groups"]
     assert group["lr"] == RATES[0]
     assert group["betas"] == ("optimizer.param_groups.0.betas.0", "optimizer.param_groups.0.betas.1")

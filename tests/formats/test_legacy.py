@@ -12,9 +12,10 @@ from ckptmove.api.functions import convert
 from ckptmove.formats.facts import facts_of
 from ckptmove.limits import Limits
 from ckptmove.opening.checkpoint import open_checkpoint
+from ckptmove.proof.equality import bits
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.proof.restored.loaded import load, named_tensors
-from ckptmove.proof.tensors.stored import StoredTensors, bits
+from ckptmove.proof.tensors.stored import StoredTensors
 from ckptmove.training.run import verify_checkpoint
 
 DTYPES = [

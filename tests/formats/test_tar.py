@@ -23,9 +23,10 @@ from ckptmove.errors import UnsupportedDtype, UsageError
 from ckptmove.formats.contract import ReadOnlyFormat
 from ckptmove.limits import Limits
 from ckptmove.opening.checkpoint import open_checkpoint
+from ckptmove.proof.equality import bits
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.proof.restored.loaded import named_tensors
-from ckptmove.proof.tensors.stored import StoredTensors, bits
+from ckptmove.proof.tensors.stored import StoredTensors
 from ckptmove.training.run import verify_checkpoint
 
 DTYPES = [

@@ -86,9 +86,7 @@ def test_a_run_decides_on_the_placement(placement, judged, runs, status, detail)
     ],
 )
 def test_an_error_that_the_run_did_not_refute_still_fails_placement(code, severity, name, status):
-    checks, _ = judge(
-        ["placement"], {"placement": PLACED}, [found(code, "", (), "")._replace(severity=severity)], [run(name)]
-    )
+    checks, _ = judge({"placement": PLACED}, [found(code, "", (), "")._replace(severity=severity)], [run(name)])
     assert [check.status for check in checks] == [status]
 
 

@@ -42,6 +42,7 @@ def keep_files(
     changed = _touched(checkpoint, plan, roots)
     indexes = _new_indexes(listing, storages, roots, changed)
     gone = files_of(checkpoint, listing, {part.name for part in checkpoint.parts} - roots.keys())
+    gone |= checkpoint.repeated if changed else set()  # they would no longer repeat what has changed
     removed = with_links(listing, gone.union(path for path, data in indexes.items() if not data))
     return KeptFiles(roots, changed, indexes, removed)
 
@@ -132,7 +133,7 @@ def replaced_by_shards(checkpoint: OpenCheckpoint, listing: Listing, new: Collec
 
     Of an archive, files outside of its top folder are left out too, and those that macOS adds for other files.
     """
-    gone = files_of(checkpoint, listing, {part.name for part in checkpoint.parts})
+    gone = files_of(checkpoint, listing, {part.name for part in checkpoint.parts}) | checkpoint.repeated
     gone |= {file.path for file in listing.files if is_index(file.name) or not file.path.startswith(checkpoint.top)}
     gone |= {file.path for file in listing.files if file.is_hidden and "/." not in f"/{file.folder}"}
     return gone | with_links(listing, gone.difference(new))

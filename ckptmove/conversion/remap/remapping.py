@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn, cast
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ckptmove.conversion.remap.kept_files import KeptFiles
     from ckptmove.conversion.remap.storages import StoragePlan
     from ckptmove.limits import Limits
-    from ckptmove.model import Inventory, StorageRef
+    from ckptmove.model import Inventory, Role, StorageRef, TensorRecord
     from ckptmove.moves import MovePlan, Remap, Replaced, StorageEdit
     from ckptmove.pickles.tree import Dict, Value
 
@@ -85,7 +86,8 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
     _require_read(root, checkpoint)
 
     def found() -> Inventory:
-        return tree_inventory(root, inventory.path, inventory.container, limits, pickle_bytes)
+        made = tree_inventory(root, inventory.path, inventory.container, limits, pickle_bytes)
+        return made if checkpoint.is_whole or options.as_root else _with_roles(made, inventory)
 
     renamed = rename(root, inventory, options)
     if as_file and not checkpoint.is_whole and not options.as_root:
@@ -126,6 +128,22 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
     lost = (link.path for link in listing.links if link.path in files.removed)
     links = (Dropped(path, 0, 0, "drop" if options.drop else "only") for path in lost)
     return replace(result, kept=files, plan=result.plan._replace(dropped=(*result.plan.dropped, *links)))
+
+
+def _with_roles(made: Inventory, inventory: Inventory) -> Inventory:
+    """The inventory of several trees with the roles that each tensor has in its own file; tied ones are in order."""
+    roles: dict[object, deque[Role]] = {}
+    for record in inventory.tensors:
+        roles.setdefault(_view(record), deque()).append(record.role)
+    tensors = []
+    for record in made.tensors:
+        own = roles.get(_view(record), ())
+        tensors.append(record._replace(role=own.popleft()) if own else record)
+    return replace(made, tensors=tuple(tensors))
+
+
+def _view(record: TensorRecord) -> tuple[object, ...]:
+    return record.storage, record.storage_offset, record.shape
 
 
 def _require_read(root: Value, checkpoint: OpenCheckpoint) -> None:

@@ -155,17 +155,20 @@ class _Selection:
         raise NoMatch("--as-root", path, self._similar(path, is_root=True))
 
     def matching(self, option: str, words: Iterable[str]) -> list[bool]:
-        """Return whether each entry matches one of the words."""
-        own, within = [False] * len(self.entries), [False] * len(self._named)
+        """Return whether each entry matches one of the words.
+
+        A container matches a role without the members that have another one: the optimizer in a state_dict.
+        """
+        covered, within = [False] * len(self.entries), [False] * len(self._named)
         for word in words:
             test = _test(word)
             hits = [test(entry.path, role) for entry, role in zip(self.entries, self._roles, strict=True)]
             inner = [test(*named) for named in self._named]
             if not any(hits) and not any(inner):
                 raise NoMatch(option, word, self._similar(word))
-            own = [one or hit for one, hit in zip(own, hits, strict=True)]
+            chosen = self._of_role(hits) if word in _ROLES else self._with_members(hits)
+            covered = [one or hit for one, hit in zip(covered, chosen, strict=True)]
             within = [one or hit for one, hit in zip(within, inner, strict=True)]
-        covered = self._with_members(own)
         for (path, _), hit, owner in zip(self._named, within, self._owners, strict=True):
             if hit and not covered[owner]:
                 entry = self.entries[owner]
@@ -173,6 +176,16 @@ class _Selection:
                     raise SharedPart(self.entries[entry.same].path, entry.path)
                 raise InsideObject(option, path, entry.path)
         return covered
+
+    def _of_role(self, own: list[bool]) -> list[bool]:
+        """Return the entries of a role and those below one, except members of another role and what holds them."""
+        found = [*own]
+        for index, entry in enumerate(self.entries):
+            has_own = self._roles[index] not in {None, "other"}
+            found[index] = own[index] or (index > 0 and found[entry.parent] and not has_own)
+        for index in range(len(found) - 1, 0, -1):
+            found[self.entries[index].parent] &= found[index]
+        return found
 
     def _with_members(self, own: list[bool]) -> list[bool]:
         """Return the entries that are chosen or below a chosen one."""

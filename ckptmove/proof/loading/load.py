@@ -14,7 +14,7 @@ from ckptmove.limits import Limits
 from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.pickles.tree import Dict, nodes
 from ckptmove.proof.loading.errors import NotLoadable, NotRebuilt, NotWeightsOnly
-from ckptmove.proof.loading.objects import NotAllowed, build
+from ckptmove.proof.loading.objects import REJECTED, NotAllowed, build
 from ckptmove.proof.loading.storages import Storages
 
 if TYPE_CHECKING:
@@ -35,10 +35,6 @@ _WITHOUT_DEVICE: Final = frozenset({
 })  # fmt: skip
 #: Options of an optimizer that a move can change, as keys or as ends of keys.
 _FLAGS: Final = ("capturable", "fused")
-#: Errors of torch's rebuild functions. A device that torch was not compiled for is an AssertionError.
-_REJECTED: Final = (
-    ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
-)  # fmt: skip
 
 
 def on_current_device(device: str) -> str:
@@ -102,7 +98,7 @@ def _loaded(request: LoadRequest) -> Any:
                 raise _refusal(request, uses, str(error)) from None
             except CkptMoveError:
                 raise
-            except _REJECTED as error:
+            except REJECTED as error:
                 line = str(error).strip().partition("\n")[0][:_LONGEST] or type(error).__name__
                 raise NotRebuilt(f"torch rejects an object: {line}", path=path) from error
 

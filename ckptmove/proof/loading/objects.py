@@ -57,6 +57,12 @@ _WIDEST: Final = 1_000_000
 _ATOMS: Final[dict[type, Callable[[Any], Any]]] = {Python2Str: str, ByteArray: bytearray}
 
 
+#: Errors of torch's rebuild functions. A device that torch was not compiled for is an AssertionError.
+REJECTED: Final = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
+
+
 class NotAllowed(Exception):
     """A name that weights-only mode does not allow, or a call that it does not make."""
 

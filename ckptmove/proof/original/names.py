@@ -16,8 +16,9 @@ from ckptmove.model import Role
 from ckptmove.torch_facts.dtypes import CAST_DOWN, CASTABLE_FLOATS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Container, Iterable, Iterator
 
+    from ckptmove.checkpoint.entries import StoredMember
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.model import TensorRecord
@@ -38,10 +39,12 @@ class Wanted(NamedTuple):
     name: str  # name in its file; in an output of one file, names of files or groups may be in front
     key: str  # key in its state_dict, as a file of one state_dict has it
     dtypes: frozenset[str]  # possible dtypes of each dense part that has `record.dtype`
+    is_kept: bool  # whether the options keep it
+    is_inside: bool  # whether a pickled object holds it: an object may be in several places, and has one name here
 
 
 class _Home(NamedTuple):
-    """The keys of a state_dict or of an optimizer's parameters, and where a tensor is among them."""
+    """The state_dict or the optimizer of a tensor, and its key there."""
 
     family: str  # which keys belong together: the path of their dict, for shards of any of their files
     before: str  # the path of the dict, with a dot
@@ -50,25 +53,24 @@ class _Home(NamedTuple):
 
 
 def wanted(checkpoint: OpenCheckpoint, request: MoveRequest) -> list[Wanted]:
-    """The tensors of a source that a conversion keeps."""
+    """All tensors of the source of a conversion."""
     options = request.remap
-    homes = [(part, record, home) for part in checkpoint.parts for record, home in _homes(part, options)]
+    placed = [(part, *found) for part in checkpoint.parts for found in _placed(part, options)]
     keys: dict[str, dict[str, None]] = {}
-    for _, _, home in homes:
+    for _, _, home, _ in placed:
         if home is not None:
             keys.setdefault(home.family, {})[home.key] = None
     renamed = {family: new_keys(own, options) for family, own in keys.items()}
     found = []
-    for part, record, home in homes:
-        if not _is_kept(record, options):
-            continue
+    for part, record, home, holder in placed:
         name = key = part.own_name(record.name)
         if home is not None:
             key = renamed[home.family][home.key]
             name, key = f"{home.before}{key}{home.after}", key + home.after
         if options.as_root:
             name = part.full_name(name)[len(options.as_root) + 1 :]
-        found.append(Wanted(part, record, name, key, _dtypes(record, request)))
+        is_kept, is_inside = _is_kept(record, holder, options), not holder.is_tensor
+        found.append(Wanted(part, record, name, key, _dtypes(record, request), is_kept, is_inside))
     return found
 
 
@@ -106,30 +108,29 @@ def _renamed(key: str, pairs: Iterable[tuple[str, str]]) -> str:
     return key
 
 
-def _homes(part: OpenPart, options: Remap) -> Iterator[tuple[TensorRecord, _Home | None]]:
-    """The tensors of a part, each with its place in a state_dict or in an optimizer that names its parameters.
+def _placed(part: OpenPart, options: Remap) -> Iterator[tuple[TensorRecord, _Home | None, StoredMember]]:
+    """The tensors of a part, each with its place in a state_dict or an optimizer with named parameters, and its entry.
 
-    A pickled module is a state_dict once ``plain`` has replaced it.
+    The entry is that of the object that holds the tensor, if one does. A pickled module is a state_dict once ``plain``
+    has replaced it.
     """
-    inventory, shared = part.inventory, SHARD_FILE.fullmatch(part.name) is not None
-    members = entries(part.tree(), inventory, part.name)
+    shared = SHARD_FILE.fullmatch(part.name) is not None
+    members = entries(part.tree(), part.inventory, part.name)
     by_path = {one.path: one for one in members}
     of_optimizers = dict(_of_optimizers(part))
-    for record in inventory.tensors:
+    for record in part.inventory.tensors:
         name = path = part.own_name(record.name)
-        while path not in by_path:  # the object that holds it
+        while path not in by_path:
             path = path.rpartition(".")[0]
         member = by_path[path]
-        holder = members[member.parent].path if member.is_tensor and isinstance(member.key, str) else path
-        is_home = holder != path or options.plain or member.same != -1
-        if record.name in of_optimizers:
-            yield record, of_optimizers[record.name]
-        elif record.role in _STATE_DICTS and name != holder and is_home:
-            before = f"{holder}." if holder else ""
-            key = path[len(before) :] if holder != path else name[len(before) :]
-            yield record, _Home(f"{'' if shared else part.name}/{holder}", before, key, name[len(before + key) :])
-        else:
-            yield record, None
+        holder = members[member.parent] if member.is_tensor and isinstance(member.key, str) else member
+        is_home = holder is not member or options.plain or member.same != -1
+        home = of_optimizers.get(record.name)
+        if home is None and is_home and record.role in _STATE_DICTS and holder.role in _STATE_DICTS:
+            before = f"{holder.path}." if holder.path else ""
+            key = path[len(before) :] if holder is not member else name[len(before) :]
+            home = _Home(f"{'' if shared else part.name}/{holder.path}", before, key, name[len(before + key) :])
+        yield record, home, member
 
 
 def _of_optimizers(part: OpenPart) -> Iterator[tuple[str, _Home]]:
@@ -143,30 +144,31 @@ def _of_optimizers(part: OpenPart) -> Iterator[tuple[str, _Home]]:
                 yield record.name, _Home(f"{part.name}/{where}.state", before, entry.key, after)
 
 
-def _is_kept(record: TensorRecord, options: Remap) -> bool:
-    """Whether the options keep a tensor."""
-    name = record.name
+def _is_kept(record: TensorRecord, member: StoredMember, options: Remap) -> bool:
+    """Whether the options keep a tensor; an object has a role of its own."""
+    name, roles = record.name, {record.role, member.role}
     if options.as_root:
         if not name.startswith(f"{options.as_root}."):
             return False
         name = name[len(options.as_root) + 1 :]
-    if options.only and not _matches(name, record.role, options.only):
+    if options.only and not _matches(name, roles, options.only):
         return False
-    return not _matches(name, record.role, options.drop)
+    return not _matches(name, roles, options.drop)
 
 
-def _matches(name: str, role: str, words: Iterable[str]) -> bool:
+def _matches(name: str, roles: Container[str | None], words: Iterable[str]) -> bool:
     """Whether a word is the role of a tensor, or a glob of its name or of a path around it."""
     ends = [place for place, letter in enumerate(name) if letter == "."]
     paths = [name, *(name[:end] for end in ends)]
     return any(
-        role == word if word in _ROLES else any(re.match(translate(word), path) for path in paths) for word in words
+        word in roles if word in _ROLES else any(re.match(translate(word), path) for path in paths) for word in words
     )
 
 
 def _dtypes(record: TensorRecord, request: MoveRequest) -> frozenset[str]:
     """The dtypes that a tensor may have in the output. Scalars of an optimizer keep theirs."""
-    new = {role or "model": dtype for role, dtype in request.remap.dtype}.get(record.role)
+    role = "model" if request.remap.as_root and record.role == "ema" else record.role
+    new = {role or "model": dtype for role, dtype in request.remap.dtype}.get(role)
     is_scalar = record.role == "optimizer" and not record.shape
     if new is not None and record.dtype in CASTABLE_FLOATS and not is_scalar:
         return frozenset({new})

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ckptmove.io.part import MemorySource
 from ckptmove.lazy.stored import StoredBytes
 from ckptmove.model import Span
+from ckptmove.proof.equality import bits, has_values, same_integers
 from ckptmove.proof.restored.pieces import as_stored, join_pieces
 from ckptmove.proof.restored.survey import LoadedTensors, raw_bytes
-from ckptmove.proof.tensors.stored import bits, distinct, same_bits, same_integers
+from ckptmove.proof.tensors.stored import distinct
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +81,7 @@ def difference(mine: torch.Tensor, theirs: torch.Tensor) -> str:
         if mine.numel() not in {one.numel(), two.numel()}:
             return ": its elements overlap in a different way on each side"
         one, two = mine, theirs  # expanded on one side; the other one has all elements
-    return "" if same_bits(one, two.to(one.dtype)) else ": other bits"
+    return "" if has_values(one, two) else ": other bits"
 
 
 def digest(values: torch.Tensor) -> bytes | None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.model import TensorRecord
+    from ckptmove.moves import Remap
     from ckptmove.proof.original.names import Wanted
     from ckptmove.proof.tensors.pieces import TensorSource
 
@@ -69,7 +70,7 @@ def _compare(request: ConvertRequest, written: str, before: _Digests | None) -> 
         own = LoadedFiles(output.parts, stored)
         if before is not None:
             values: TensorSource = TorchTensors(output, own, stored)
-            faults = _Comparison(output, before.wanted, before.unlike).faults(values)
+            faults = _Comparison(output, before.wanted, request.move.remap, before.unlike).faults(values)
         else:
             source = stack.enter_context(_opened(request, request.path))
             sides = Sides.of(output, own, stored, source, request.limits, stack)
@@ -77,7 +78,8 @@ def _compare(request: ConvertRequest, written: str, before: _Digests | None) -> 
             def unlike(values: torch.Tensor, record: TensorRecord) -> str:
                 return difference(values, sides.others.tensor(record))
 
-            faults = _Comparison(output, wanted(sides.original, request.move), unlike).faults(sides.own)
+            sources = wanted(sides.original, request.move)
+            faults = _Comparison(output, sources, request.move.remap, unlike).faults(sides.own)
             source.require_unchanged()
     if faults:
         raise ConversionDiffers(request.path, faults.failures())
@@ -120,11 +122,13 @@ class _Digests:
 class _Comparison:
     """The tensors of an output beside those that the options of the conversion name."""
 
-    def __init__(self, output: OpenCheckpoint, sources: Sequence[Wanted], unlike: _Compare) -> None:
-        self._output, self._sources, self._unlike = output, sources, unlike
-        self._full = _index((one.part.full_name(one.name), one) for one in sources)
-        self._by_name = _index((one.name, one) for one in sources)
-        self._by_key = _index((one.key, one) for one in sources)
+    def __init__(self, output: OpenCheckpoint, sources: Sequence[Wanted], options: Remap, unlike: _Compare) -> None:
+        self._output, self._sources, self._options, self._unlike = output, sources, options, unlike
+        kept = [one for one in sources if one.is_kept]
+        self._full = _index((one.part.full_name(one.name), one) for one in kept)
+        self._by_name = _index((one.name, one) for one in kept)
+        self._by_key = _index((one.key, one) for one in kept)
+        self._inside = _index((_last(one.name), one) for one in sources if one.is_inside)
 
     def faults(self, values: TensorSource) -> Offenders:
         """Tensors of the output that differ from their source, that have none, or that are missing."""
@@ -141,7 +145,9 @@ class _Comparison:
                 if fault:
                     found.add(f"{record.name}{fault}")
         for one in self._sources:
-            if _view(one) not in used:  # a tied tensor may be written once
+            # A tied tensor may be written once. Only the state_dict is left of a module.
+            is_lost = one.is_inside and self._options.plain and one.record.kind != "parameter"
+            if one.is_kept and not is_lost and _view(one) not in used:
                 found.add(f"{one.record.name} is missing")
         return found
 
@@ -157,7 +163,8 @@ class _Comparison:
             found = self._by_name.get(name[end + 1 :], ())
             if found:
                 return [one for one in found if one.part.name.startswith(name[:end])] or found
-        return self._by_key.get(name, ())
+        # An object has another name if the place that named it is gone.
+        return self._by_key.get(name, self._inside.get(_last(name), []))
 
     def _fault(self, record: TensorRecord, source: Wanted, values: TensorSource) -> str:
         """How a tensor differs from its source, as text that follows its name; empty if it does not."""
@@ -182,6 +189,10 @@ def _index(pairs: Iterable[tuple[str, Wanted]]) -> dict[str, list[Wanted]]:
     for name, one in pairs:
         found.setdefault(name, []).append(one)
     return found
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _view(source: Wanted) -> object:

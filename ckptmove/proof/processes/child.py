@@ -20,7 +20,7 @@ from threading import Thread
 from typing import IO, TYPE_CHECKING, Final, NamedTuple, NoReturn, cast
 
 from ckptmove.errors import CaseUnusable, UsageError
-from ckptmove.proof.checks import CASE, SCRIPT, failed, skipped
+from ckptmove.proof.checks import CASE, CHILD_CHECKS, SCRIPT, failed, skipped
 from ckptmove.proof.errors import ChildKilled, TorchBroken
 from ckptmove.proof.evidence import RanksOfRun
 from ckptmove.proof.processes.forking import Forked, fork
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ckptmove.proof.evidence import CheckResult, Mode
     from ckptmove.proof.processes.messages import Late
 
-#: Checks that the child makes, in the order of its answers.
-CHILD_CHECKS: Final = ("restore", "numbers", "step", "parity", "fresh")
 #: The Windows counterpart of `start_new_session`: Ctrl-C in the console does not reach the child.
 _OWN_GROUP: Final[int] = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 _LONGEST_LINE: Final = 300

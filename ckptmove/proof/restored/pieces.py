@@ -17,11 +17,12 @@ from ckptmove.checkpoint.elements import extent_span
 from ckptmove.formats.facts import facts_of
 from ckptmove.io.part import PartSource, read_into
 from ckptmove.proof.checks import UNITED, Offenders, Tally
+from ckptmove.proof.equality import other_form, same_bits
 from ckptmove.proof.restored.byte_source_file import as_file
 from ckptmove.proof.restored.loaded import load, load_tensor
 from ckptmove.proof.restored.pages import PageRelease
 from ckptmove.proof.tensors.dtypes import dtype_of
-from ckptmove.proof.tensors.stored import memory_of, same_bits
+from ckptmove.proof.tensors.stored import memory_of
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
@@ -76,11 +77,7 @@ class PiecesTally(Tally):
 def compare_pieces(
     record: TensorRecord, values: torch.Tensor, part: AssembledPart, loaded: LoadedFiles, tally: PiecesTally
 ) -> bool:
-    """Compare each loaded chunk of a tensor with the assembled tensor.
-
-    Returns:
-        Whether torch was to load a file with a part of it, if it has any.
-    """
+    """Compare each loaded chunk of a tensor with it; return whether torch was to load a file with any part of it."""
     key = cast("str", part.own_key(record))  # a tensor without a storage has no values
     chunks = part.pieces(key)
     is_loaded = not chunks  # a tensor without elements has nothing to load
@@ -165,12 +162,9 @@ def _of_chunk(
 def load_objects(
     part: AssembledPart, names: Collection[str] | None, tally: PiecesTally
 ) -> Iterator[tuple[str, Loaded]]:
-    """Load the objects that are not tensors; yield the name of each, and what it holds.
+    """Load some objects that are not tensors, or all; yield the name of each, and what it holds.
 
-    Args:
-        part: the checkpoint that contains them.
-        names: names of the objects to load; None for all.
-        tally: receives the results, if all are loaded: one process loads all.
+    The tally receives the results if all are loaded: one process loads all.
     """
     counted = tally if names is None else PiecesTally()
     for name, placed, container in part.objects():
@@ -223,8 +217,4 @@ def _fault(values: torch.Tensor, theirs: list[torch.Tensor], dtype: str, sizes: 
     """How the loaded chunk differs from its part of the tensor; empty if it does not."""
     if len(theirs) != 1:
         return f"{len(theirs)} tensors of its name" if theirs else "no tensor"
-    if theirs[0].dtype != dtype_of(dtype):
-        return f"dtype {theirs[0].dtype} in place of {dtype}"
-    if tuple(theirs[0].shape) != sizes:
-        return f"shape {tuple(theirs[0].shape)} in place of {sizes}"
-    return "" if same_bits(values, theirs[0]) else "other bits"
+    return other_form(theirs[0], dtype_of(dtype), sizes) or ("" if same_bits(values, theirs[0]) else "other bits")

@@ -13,12 +13,13 @@ import torch
 
 from ckptmove.lazy.geometry import extent_numel
 from ckptmove.proof.checks import UNITED, Offenders, Tally, failed, passed, skipped
+from ckptmove.proof.equality import other_form, same_integers
 from ckptmove.proof.processes.shares import ONE_PROCESS
 from ckptmove.proof.restored.numbers import NumbersTally
 from ckptmove.proof.restored.pages import PagesOfFiles
 from ckptmove.proof.restored.pieces import PiecesTally, compare_pieces, load_objects
 from ckptmove.proof.tensors.dtypes import dtype_of
-from ckptmove.proof.tensors.stored import same_integers, without_padding
+from ckptmove.proof.tensors.stored import without_padding
 from ckptmove.text import amount, quoted, some
 
 if TYPE_CHECKING:
@@ -90,18 +91,10 @@ def survey(
     share: Share | None = None,
     group: ProcessGroup = ONE_PROCESS,
 ) -> CheckResult:
-    """Compare every tensor with the result of ``torch.load``, and check its numbers in the same pass.
+    """The ``restore`` check: compare every tensor, or a sample, with the result of ``torch.load``.
 
-    Tensors of files that torch did not load are only checked for their numbers.
-
-    Args:
-        numbers: receives each tensor.
-        sample: tensors to check; None for all.
-        share: the part of the checkpoint that this process checks; None for all of it.
-        group: the processes that check the other parts.
-
-    Returns:
-        The ``restore`` check: in the process of rank 0 of the checkpoint, in others of a share.
+    Its numbers are checked in the same pass, also those of files that torch did not load. Of a share, the other
+    processes of the group check the rest, and rank 0 returns the check of the checkpoint.
     """
     comparison = _LoadComparison(stored, loaded, numbers)
     tally = comparison.tally
@@ -139,21 +132,18 @@ def survey(
 
 
 class LoadedTensors:
-    """Source of the tensors that ``torch.load`` returned; releases their pages after use."""
+    """Source of the tensors that ``torch.load`` returned; releases the pages of one when the next is asked for."""
 
     def __init__(self, loaded: LoadedFiles, stored: StoredTensors, inventory: Inventory, instead: TensorSource) -> None:
-        """Index the loaded tensors.
-
-        Args:
-            inventory: inventory of the checkpoint whose records are used for look-ups.
-            instead: source for files that ``torch.load`` did not load.
-        """
+        """Index the loaded tensors by the records of an inventory; ``instead`` has the files that were not loaded."""
         self._loaded = loaded
         self._stored = stored
         self._missing = loaded.missing | loaded.released | loaded.left_out
         self._instead = instead
         self._places = places(inventory)
         self._pages = PagesOfFiles(loaded.mapped & stored.native)
+        #: The file, the address, the offset and the size of the last tensor.
+        self._last: tuple[str, int, int, int] | None = None
 
     def tensor(self, record: TensorRecord, window: Window | None = None) -> torch.Tensor:
         """The tensor of a record, or a run of its elements; it must not be written to."""
@@ -168,8 +158,10 @@ class LoadedTensors:
         found = found if window is None else window.cut(found)
         if place is None:  # torch inflates or decodes it
             return found
+        if self._last is not None:
+            self._pages.seen(*self._last)
         start = place.span.start + found.data_ptr() - tensor.data_ptr()
-        self._pages.seen(place.file, found.data_ptr(), start, raw_bytes(found).nbytes)
+        self._last = place.file, found.data_ptr(), start, raw_bytes(found).nbytes
         return found
 
 
@@ -250,14 +242,8 @@ def _unlike(record: TensorRecord, alike: Sequence[torch.Tensor]) -> str:
     """How the form of the first of the loaded tensors differs, as text that follows its name; empty if it does not."""
     if not alike:
         return " is missing"
-    for what, stored, got in (
-        ("dtype", dtype_of(record.dtype), alike[0].dtype),
-        ("shape", record.shape, tuple(alike[0].shape)),
-        ("stride", record.stride, tuple(alike[0].stride())),
-    ):
-        if stored != got and record.kind != "storage":
-            return f": {what} {got} in place of {stored}"
-    return ""
+    form = other_form(alike[0], dtype_of(record.dtype), record.shape, record.stride)
+    return f": {form}" if form and record.kind != "storage" else ""
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ckptmove.proof.outcome import miscounted, not_finite
 from ckptmove.proof.restored.numbers import comparable
 from ckptmove.proof.step.counters import as_float
 from ckptmove.proof.step.moments import broken_history, disagreement
@@ -42,7 +43,7 @@ def check_parameter(trial: Trial, piece: ParameterPiece, after: Stepped, tally: 
         tally.faults.add(f"{name}: {fault}")
     if not _all_finite(after.parameter):
         if bool((before.isfinite() & ~after.parameter.isfinite()).any()):
-            tally.faults.add(f"{name} is not finite after the step")
+            tally.faults.add(not_finite(name))
         else:
             tally.not_finite_before.add(member)
     for cast in after.casts if not piece.offset else ():
@@ -58,7 +59,7 @@ def _state_faults(trial: Trial, piece: ParameterPiece, after: Stepped) -> Iterat
         yield from filter(None, (moments, history))
     for key, value in after.state.items():
         if isinstance(value, torch.Tensor) and not _all_finite(value) and (is_known or _was_finite(trial, piece, key)):
-            yield f"{key} is not finite after the step"
+            yield not_finite(key)
     for key, stored, _ in after.casts if is_known else ():
         if not dtype_of(stored).is_floating_point and not dtype_of(stored).is_complex:
             yield f"{key} is {stored}, which no optimizer of torch keeps"
@@ -91,10 +92,10 @@ def _count(trial: Trial, piece: ParameterPiece, after: Stepped, tally: TrialTall
     if stored is None:
         return
     now = as_float(after.state["step"])
-    if now != stored + 1 and trial.recipe.name not in BY_NAME:
-        return  # classes of other libraries may count something else
-    if now != stored + 1:
-        tally.faults.add(f"{piece.name}: step went from {stored:g} to {now:g}")
+    fault = miscounted(f"{piece.name}: step", stored, now)
+    if fault:
+        if trial.recipe.name in BY_NAME:  # classes of other libraries may count something else
+            tally.faults.add(fault)
         return
     tally.counted += 1
     low, high = tally.counts or (now, now)

@@ -13,15 +13,18 @@ import torch
 
 from ckptmove.errors import CkptMoveError
 from ckptmove.model import OPAQUE
-from ckptmove.proof.step.entries import each_tensor, tensor_options, tensors_of
+from ckptmove.proof.step.entries import each_tensor, tensors_of
 from ckptmove.proof.step.optimizer_class import optimizer_class
+from ckptmove.proof.step.stored_state import stored_groups
 from ckptmove.proof.tensors.pieces import WINDOW_ELEMENTS
 from ckptmove.torch_facts.optimizers import BY_NAME, keeps_state_on_first
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from ckptmove.model import Inventory, OptimizerRecord
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.model import OptimizerRecord
+    from ckptmove.proof.request import VerifyRequest
     from ckptmove.proof.step.entries import TensorOption
     from ckptmove.proof.tensors.pieces import TensorSource
 
@@ -47,11 +50,11 @@ class Recipe(NamedTuple):
     name: str  # class in `torch.optim`, or another as `pkg.mod:CLASS`
     #: builds an optimizer from groups: the class with its required arguments bound.
     optimizer: Callable[..., torch.optim.Optimizer]
-    groups: tuple[dict[str, object], ...]  # plain options of every group, including flags
+    groups: tuple[dict[str, Any], ...]  # options of every group without tensors, including flags
     #: for every group, options that are tensors or tuples of tensors, for example a tensor ``lr``.
     tensors: tuple[dict[str, TensorOption], ...]
     noise: torch.Tensor  # values of the gradients
-    assumed: tuple[str, ...]  # options that the file stores as objects; the defaults of the class are used instead
+    assumed: tuple[str, ...]  # options that only unpickling could rebuild; the defaults of the class are used instead
     cut: str  # options that were reduced to a limit, as text; empty if no option was
 
     @property
@@ -94,7 +97,9 @@ def _foreign_errors(name: str) -> Iterator[None]:
         raise
 
 
-def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, seed: int) -> Recipe | None:
+def make_recipe(
+    checkpoint: OpenCheckpoint, optimizer: OptimizerRecord, name: str, request: VerifyRequest
+) -> Recipe | None:
     """The recipe for an optimizer; None if this torch has no class of that name."""
     named = optimizer_class(name)
     if named is None:
@@ -105,29 +110,22 @@ def make_recipe(inventory: Inventory, optimizer: OptimizerRecord, name: str, see
     except ForeignError as error:
         raise CannotBuild(str(error)) from error
     kind: Callable[..., torch.optim.Optimizer] = partial(named, **required)
-    records = {record.name: record for record in inventory.tensors if ".param_groups." in f".{record.name}"}
     try:
         defaults = _defaults(name, kind)
     except ForeignError as error:
         if not (required and isinstance(error.__cause__, ValueError) and _can_be_built(name, named, required)):
             raise CannotBuild(str(error)) from error
         raise
-    groups, tensors = [], []
-    assumed: dict[str, None] = {}
-    for group in optimizer.groups:
-        options = dict(group.options)
-        own = tensor_options(group, records)
-        for key, value in options.items():
-            if value is OPAQUE and key not in own:
-                options[key] = defaults.get(key)
-                assumed[key] = None
-        groups.append(options)
-        tensors.append(own)
+    stored = stored_groups(optimizer, checkpoint, request.limits)
+    groups = tuple(
+        {key: defaults.get(key) if one is OPAQUE else one for key, one in plain.items()} for plain, _ in stored
+    )
+    assumed = tuple(dict.fromkeys(key for plain, _ in stored for key, one in plain.items() if one is OPAQUE))
     cut = _cut(groups, optimizer) if keeps_state_on_first(name) else ""
-    return Recipe(name, kind, tuple(groups), tuple(tensors), make_noise(seed), tuple(assumed), cut)
+    return Recipe(name, kind, groups, tuple(own for _, own in stored), make_noise(request.seed), assumed, cut)
 
 
-def _cut(groups: list[dict[str, object]], optimizer: OptimizerRecord) -> str:
+def _cut(groups: Iterable[dict[str, Any]], optimizer: OptimizerRecord) -> str:
     """Limit the time and memory of one LBFGS step in proportion to the file; return the reduced options as text.
 
     ``max_iter`` is the number of evaluations of all parameters, and LBFGS allocates a list of ``history_size`` at once.
@@ -167,10 +165,9 @@ def _required(kind: type[torch.optim.Optimizer], optimizer: OptimizerRecord) -> 
 
 
 def refused_options(recipe: Recipe, optimizer: OptimizerRecord, source: TensorSource) -> str:
-    """Check the stored options with the constructor of the class, because ``load_state_dict`` does not check them.
+    """The first error of the stored options in the constructor of the class; empty for none.
 
-    Returns:
-        The first error, with the path of the group; empty without an error.
+    ``load_state_dict`` does not check them.
     """
     known = inspect.signature(recipe.optimizer).parameters
     defaults = _defaults(recipe.name, recipe.optimizer)

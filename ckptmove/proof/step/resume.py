@@ -340,7 +340,7 @@ def _recipe(bench: Bench, optimizer: OptimizerRecord, choice: Choice) -> Recipe:
     if not choice.name:
         raise _NotStepped(choice.reason)
     try:
-        recipe = make_recipe(bench.checkpoint.inventory, optimizer, choice.name, bench.request.seed)
+        recipe = make_recipe(bench.checkpoint, optimizer, choice.name, bench.request)
     except CannotBuild as error:
         raise _NotStepped(f"not proven, because {choice.name} cannot be made: {error_text(error)}") from error
     except STEP_ERRORS as error:
@@ -356,7 +356,7 @@ def _doubts(
     """Facts about an optimizer that the file does not record, and what was assumed instead."""
     doubts = _other_folder(inventory, optimizer, pairing)
     if recipe.assumed:
-        doubts.append(f"{', '.join(recipe.assumed)} not stored as plain values: defaults used instead")
+        doubts.append(f"options that need unpickling ({', '.join(recipe.assumed)}): defaults used instead")
     if extra:
         doubts.append(f"the optimizer's own {some(extra)} not stepped")
     if pairing.how == "ambiguous":

@@ -6,6 +6,7 @@ State that does not match the user's model is reported, never guessed.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptmove.checkpoint.directories import DirectoryInventory
@@ -13,6 +14,8 @@ from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.checkpoint.state_dicts import RootKeys, without_wrappers
 from ckptmove.model import OPAQUE
 from ckptmove.proof.checks import Offenders
+from ckptmove.proof.loading.objects import REJECTED, NotAllowed
+from ckptmove.proof.loading.values import built, values_at
 from ckptmove.proof.step.entries import each_tensor, foreign_kind, nested_state, tensor_options
 from ckptmove.proof.tensors.pieces import is_dense
 from ckptmove.proof.tensors.wrappers import copied
@@ -22,7 +25,10 @@ if TYPE_CHECKING:
 
     import torch
 
+    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
+    from ckptmove.limits import Limits
     from ckptmove.model import Inventory, OptimizerRecord, TensorRecord
+    from ckptmove.proof.step.entries import TensorOption
     from ckptmove.proof.tensors.pieces import TensorSource
 
 
@@ -79,15 +85,9 @@ def model_state(
     *,
     name: str = "the model",
 ) -> tuple[str, dict[str, torch.Tensor]]:
-    """The state_dict in a checkpoint that fits a model by keys and shapes, with the model's keys.
+    """Path and tensors of the state_dict inside a part that fits a model by keys and shapes, with the model's keys.
 
     It may contain tensors of any role, because a module may own its loss. A model is preferred to a copy of it.
-
-    Args:
-        part: path of the state_dict or of a container of it; None for any.
-
-    Returns:
-        The path of the state_dict in the checkpoint, and its tensors on the CPU.
     """
     wanted = {without_wrappers(key): key for key in own}
     tensors = [record for record in inventory.tensors if record.role != "optimizer"]
@@ -110,21 +110,40 @@ def model_state(
     return chosen.where, state
 
 
-def optimizer_state_dict(optimizer: OptimizerRecord, inventory: Inventory, source: TensorSource) -> dict[str, Any]:
-    """The state_dict of an optimizer, for ``load_state_dict``.
+def stored_groups(
+    optimizer: OptimizerRecord, checkpoint: OpenCheckpoint, limits: Limits
+) -> list[tuple[dict[str, Any], dict[str, TensorOption]]]:
+    """For each group of an optimizer, its options without tensors, and those that are tensors.
 
-    Options that the file stores as objects are left out, so the optimizer keeps its own.
-
-    Args:
-        source: source of its tensors, with wrapper subclasses as ``torch.load`` returned them.
+    Options that are objects are built as ``load`` builds them; those that only unpickling could rebuild are ``OPAQUE``.
     """
-    records = {record.name: record for record in inventory.tensors if ".param_groups." in f".{record.name}"}
-    groups = []
+    tensors = checkpoint.inventory.tensors
+    records = {record.name: record for record in tensors if ".param_groups." in f".{record.name}"}
+    opaque = {f"{group.where}.{key}" for group in optimizer.groups for key, one in group.options if one is OPAQUE}
+    made: dict[str, Any] = {}
+    for path, value in values_at(checkpoint, opaque - records.keys()).items():
+        with suppress(NotAllowed, *REJECTED):
+            made[path] = built(checkpoint, value, limits.depth)
+    found = []
     for group in optimizer.groups:
-        options = {key: value for key, value in group.options if value is not OPAQUE}
-        for key, option in tensor_options(group, records).items():
-            options[key] = each_tensor(option, source.tensor)
-        groups.append({**options, "params": list(group.params)})
+        own = tensor_options(group, records)
+        plain = {key: made.get(f"{group.where}.{key}", one) for key, one in group.options if key not in own}
+        found.append((plain, own))
+    return found
+
+
+def optimizer_state_dict(
+    optimizer: OptimizerRecord, checkpoint: OpenCheckpoint, source: TensorSource, limits: Limits
+) -> dict[str, Any]:
+    """The state_dict of an optimizer, for ``load_state_dict``, without options that only unpickling could rebuild.
+
+    The source has wrapper subclasses as ``torch.load`` returned them.
+    """
+    groups = []
+    for group, (plain, own) in zip(optimizer.groups, stored_groups(optimizer, checkpoint, limits), strict=True):
+        options = {key: one for key, one in plain.items() if one is not OPAQUE}
+        tensors = {key: each_tensor(option, source.tensor) for key, option in own.items()}
+        groups.append({**options, **tensors, "params": list(group.params)})
     state = {}
     for entry in (one.without_inner() for one in optimizer.state):
         foreign = foreign_kind(entry)

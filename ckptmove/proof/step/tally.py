@@ -116,7 +116,6 @@ class TrialTally(Tally):
             where=self._trials[index].optimizer.where or "the optimizer",
             is_foreign=self._trials[index].recipe.is_foreign,
             bare={reason: some for reason, some in bare.items() if some},
-            with_state={one for one in self.with_state if one.optimizer == index},
             changed={one for one in self.changed if one.optimizer == index},
         )
 
@@ -127,5 +126,4 @@ class OptimizerTally(NamedTuple):
     where: str  # its path
     is_foreign: bool  # whether its class is from another library
     bare: dict[str, set[Member]]  # parameters without state that could show in a step, by reason
-    with_state: set[Member]  # parameters with non-zero state that the step reads
-    changed: set[Member]  # parameters in `with_state` for which a step without the state gave another result
+    changed: set[Member]  # parameters with state for which a step without the state gave another result

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ckptmove.errors import UnreadableInput
+from ckptmove.proof.equality import difference, gap, same_bits
 from ckptmove.proof.place import TorchDevice
 from ckptmove.proof.restored.loaded import NoWrapper
 from ckptmove.proof.step.optimizers import uses_state
@@ -14,7 +15,6 @@ from ckptmove.proof.step.parameter import check_parameter, stored_count
 from ckptmove.proof.step.recipe import CannotBuild, ForeignError
 from ckptmove.proof.step.step import Draft, Stepped, as_one, scaled, step_without_file, stored_state, take_step
 from ckptmove.proof.tensors.pieces import batches
-from ckptmove.proof.tensors.stored import same_bits
 from ckptmove.simulation.device import SimulatedDevice
 from ckptmove.simulation.errors import unsupported_operation
 from ckptmove.torch_facts.optimizers import is_moment, keeps_state_on_first, state_keys, steps_together
@@ -48,15 +48,6 @@ IGNORED: Final = "whose state the step does not read"
 _MOMENT_FACTOR: Final = 4.0
 #: Factor that makes a gradient small compared with the moments.
 _SMALL_GRADIENT: Final = 2.0**-6
-#: Relative and absolute tolerances of ``torch.testing.assert_close``, by dtype.
-TOLERANCES: Final[dict[torch.dtype, tuple[float, float]]] = {
-    torch.float16: (1e-3, 1e-5),
-    torch.bfloat16: (1.6e-2, 1e-5),
-    torch.float32: (1.3e-6, 1e-5),
-    torch.float64: (1e-7, 1e-7),
-    torch.complex64: (1.3e-6, 1e-5),
-    torch.complex128: (1e-7, 1e-7),
-}
 
 
 def try_optimizer(trial: Trial, pieces: Iterator[ParameterPiece], tally: TrialTally) -> str:
@@ -176,11 +167,11 @@ def _differences(
     """Differences between steps and reference steps, as text."""
     for draft, one, other in zip(drafts, stepped, others, strict=True):
         for key, value, reference in _pairs(one, other):
-            worst = _difference(value, reference, exact=trial.exact)
-            if worst is not None:
-                yield draft.piece, f"{draft.piece.name}{key}: {worst}"
+            text = difference(value, reference, exact=trial.exact)
+            if text:
+                yield draft.piece, f"{draft.piece.name}{key}: differs{text}"
             elif not trial.exact and value.numel():
-                tally.furthest = max(tally.furthest, _gap(value, reference))
+                tally.furthest = max(tally.furthest, gap(value, reference))
 
 
 def _each_alone(trial: Trial, drafts: Sequence[Draft]) -> bool:
@@ -200,22 +191,6 @@ def _pairs(one: Stepped, other: Stepped) -> Iterator[tuple[str, torch.Tensor, to
         reference = other.state.get(key)
         if isinstance(value, torch.Tensor) and isinstance(reference, torch.Tensor):
             yield f" ({key})", value, reference
-
-
-def _difference(value: torch.Tensor, reference: torch.Tensor, *, exact: bool) -> str | None:
-    """The difference of two results as text; None if they agree."""
-    if value.shape != reference.shape or value.dtype != reference.dtype:
-        return f"{value.dtype} {tuple(value.shape)} instead of {reference.dtype} {tuple(reference.shape)}"
-    if same_bits(value, reference):
-        return None
-    relative, absolute = TOLERANCES.get(value.dtype, (0.0, 0.0))
-    if not exact and torch.allclose(value, reference, rtol=relative, atol=absolute, equal_nan=True):
-        return None
-    return f"differs by up to {_gap(value, reference):.3g}"
-
-
-def _gap(value: torch.Tensor, reference: torch.Tensor) -> float:
-    return float((value.to(torch.complex128) - reference.to(torch.complex128)).abs().max())
 
 
 def _without_state(trial: Trial, drafts: Sequence[Draft], others: Sequence[Stepped], tally: TrialTally) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ckptmove.proof.checks import failed, passed, skipped
+from ckptmove.proof.equality import agreement
+from ckptmove.proof.outcome import STILL, UNUSED, Motion, used
 from ckptmove.proof.step.recipe import is_foreign
 from ckptmove.proof.step.trial import IDLE, IGNORED, LOST, READS_NOTHING, UNREAD
 from ckptmove.proof.tensors.dtypes import dtype_of
@@ -71,22 +73,17 @@ def without_step(reason: str, report: StepReport) -> tuple[CheckResult, CheckRes
 
 def not_proven(report: StepReport) -> tuple[CheckResult, CheckResult, CheckResult]:
     """The results if this machine neither has the target nor can simulate it: a failure, because nothing is proven."""
-    reason = f"not proven: there is no {report.site.target} here, {_not_simulated(report.site)}"
-    return failed("step", reason), skipped("parity", _NO_STEP), skipped("fresh", _NO_STEP)
+    return failed("step", f"not proven: {report.site.missing}"), skipped("parity", _NO_STEP), skipped("fresh", _NO_STEP)
 
 
 def missing_device(site: Site) -> str:
     """Why a step on a simulated device fails, if the device is required."""
-    instead = f", {_not_simulated(site)}" if site.reason else ": it was only simulated"
-    return f"{Argument('require_device')}: there is no {site.target} here{instead}"
+    reason = site.missing if site.reason else f"there is no {site.target} here: it was only simulated"
+    return f"{Argument('require_device')}: {reason}"
 
 
 def _no_device(report: StepReport, **figures: object) -> CheckResult:
     return failed("step", missing_device(report.site), **figures)
-
-
-def _not_simulated(site: Site) -> str:
-    return f"and it cannot be simulated: {site.reason}"
 
 
 def _step(tally: TrialTally, report: StepReport) -> CheckResult:
@@ -118,9 +115,8 @@ def _step(tally: TrialTally, report: StepReport) -> CheckResult:
         return skipped("step", reason, **figures)
     remarks = dict.fromkeys([*report.notes, *report.assumed])
     parts = [*_step_parts(tally, report), *unstepped, *remarks, *report.left_out]
-    if not tally.moved and not tally.state_moved and tally.idle != tally.parameters:
-        reason = "not proven: one step changes neither a parameter nor a moment"
-        return skipped("step", "; ".join([reason, *parts]), **figures)
+    if _motion(tally).is_still:
+        return skipped("step", "; ".join([f"not proven: {STILL}", *parts]), **figures)
     if tally.standins and report.has_model:
         lost = amount(len(tally.standins), "parameter")
         reason = f"{lost} of the optimizer not found in the model: zeros used instead"
@@ -163,10 +159,15 @@ def _failures(tally: TrialTally, report: StepReport) -> list[str]:
         return [f"the step fails on {report.site.label}: {tally.error}"]
     if tally.faults:
         return tally.faults.failures(f"after the step on {report.site.label}: ")
-    is_still = tally.parameters and not tally.moved and not tally.state_moved and tally.idle != tally.parameters
-    if is_still and not any(map(is_foreign, report.classes)):
-        return [f"neither a parameter nor a moment changed on {report.site.label}"]
+    if _motion(tally).is_still and not any(map(is_foreign, report.classes)):
+        return [f"{STILL} on {report.site.label}"]
     return []
+
+
+def _motion(tally: TrialTally) -> Motion:
+    below = tally.state_moved - tally.moved - tally.idle
+    changed = tally.moved | tally.state_moved
+    return Motion(len(tally.parameters), len(tally.moved), len(changed), len(below), len(tally.idle))
 
 
 def _step_parts(tally: TrialTally, report: StepReport) -> list[str]:
@@ -175,13 +176,9 @@ def _step_parts(tally: TrialTally, report: StepReport) -> list[str]:
     most = f" in some and {high:g} in others" if low < high else ""
     count = f", step counts went up by one to {low:g}{most}" if tally.counts is not None else ""
     finite = f"{len(tally.not_finite_before):,} not finite, as before" if tally.not_finite_before else "all finite"
-    size = f"{amount(len(tally.parameters), 'parameter')} ({amount(tally.elements, 'value')})"
-    parts = [f"{names} on {report.site.label}: {size} stepped, {len(tally.moved):,} moved, {finite}{count}"]
-    still = tally.state_moved - tally.moved - tally.idle
-    if still:
-        parts.append(f"{amount(len(still), 'parameter')} with an update below its precision")
-    if tally.idle:
-        parts.append(f"{amount(len(tally.idle), 'parameter')} with a learning rate of 0")
+    size = f" ({amount(tally.elements, 'value')})"
+    summary = _motion(tally).summary("parameter", size=size, finite=finite, counts=count)
+    parts = [f"{names} on {report.site.label}: {summary}", *_motion(tally).remarks("parameter")]
     if tally.standins and not report.has_model:
         parts.append(_stood_in(tally))
     for (key, before, after), count_of in sorted(tally.casts.items()):
@@ -211,12 +208,11 @@ def _loses_precision(before: str, after: str) -> bool:
 def _parity(tally: TrialTally, report: StepReport) -> CheckResult:
     if tally.incomparable and not tally.apart:
         return skipped("parity", f"not proven: {tally.incomparable}")
-    how = "bit for bit" if report.exact else "within the tolerances of torch.testing (float32: 1.3e-06, 1e-05)"
     figures: dict[str, object] = {"exact": report.exact, "apart": tally.apart.count, "furthest": tally.furthest}
     if tally.apart:
         return failed("parity", tally.apart.failures(f"not equal to {report.compared_with}: "), **figures)
     gap = "" if report.exact else f"; largest difference {tally.furthest:.3g}"
-    return passed("parity", f"equal {how} to {report.compared_with}{gap}", **figures)
+    return passed("parity", agreement(report.compared_with, exact=report.exact) + gap, **figures)
 
 
 def _fresh(tally: TrialTally) -> CheckResult:
@@ -236,6 +232,5 @@ def _fresh(tally: TrialTally) -> CheckResult:
         return skipped("fresh", f"a fresh start gives the same: {'; '.join(bare)}", **figures)
     if same:
         names = ", ".join(member.name for member in same[:5])
-        return failed("fresh", f"a step without the stored state gives the same: it is not used for {names}", **figures)
-    changed = f"without the stored state the step gives another result for {amount(len(tally.changed), 'parameter')}"
-    return passed("fresh", "; ".join([changed, *bare]), **figures)
+        return failed("fresh", f"{UNUSED}: it is not used for {names}", **figures)
+    return passed("fresh", "; ".join([used(len(tally.changed)), *bare]), **figures)

@@ -49,7 +49,6 @@ _MOST_KEPT: Final = 2**11
 _MOST_WHOLE: Final = 4
 #: Bytes read at once; a multiple of every element size.
 _BLOCK_BYTES: Final = 2**21
-_INTEGERS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class StoredExtent(NamedTuple):
@@ -260,30 +259,3 @@ def without_padding(tensor: torch.Tensor, record: TensorRecord) -> torch.Tensor:
     """A loaded tensor in the length of its record: the state of a ZeRO partition is saved with padding."""
     is_padded = len(record.shape) == tensor.dim() == 1 and record.shape[0] < tensor.numel()
     return tensor[: record.shape[0]] if is_padded else tensor
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """View elements as integers, to compare bits: NaN equals itself, -0.0 differs from 0.0."""
-    flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return flat.reshape(-1).view(_INTEGERS[flat.element_size()])
-
-
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype have the same shape and bits, compared as by :func:`bits`."""
-    return one.shape == other.shape and same_integers(bits(one), bits(other))
-
-
-def same_integers(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two flat integer tensors of one dtype are equal.
-
-    Torch compares one element at a time. If both are aligned, eight bytes are one element.
-    """
-    per_word = 8 // one.element_size()
-    if one.shape != other.shape:
-        return False
-    is_dense = one.stride() == other.stride() == (1,)  # a strided tensor of one axis stays strided
-    if per_word == 1 or not is_dense or one.storage_offset() % per_word or other.storage_offset() % per_word:
-        return torch.equal(one, other)
-    end = one.numel() // per_word * per_word
-    same = torch.equal(one[:end].view(torch.int64), other[:end].view(torch.int64))
-    return same and torch.equal(one[end:], other[end:])

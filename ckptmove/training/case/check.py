@@ -22,15 +22,14 @@ from ckptmove.simulation import targets
 from ckptmove.simulation.device import PlainSimulatedTensor
 from ckptmove.simulation.identity import foreach_by_default
 from ckptmove.simulation.mps import FELL_BACK
-from ckptmove.text import amount, command_line, some
+from ckptmove.text import amount, command_line
 from ckptmove.training.case.blame import Blame, blame
 from ckptmove.training.case.name import parse_case
-from ckptmove.training.case.options import differing_options, doubts_and_notes, record_options
+from ckptmove.training.case.options import record_options
 from ckptmove.training.case.parts import by_key, models_of, optimizers_of, require_usable_case
-from ckptmove.training.case.restore import cast_text, restore_case
-from ckptmove.training.case.restore_parts import NO_PARTS, PartsOfCase, restore_parts
+from ckptmove.training.case.restore import own_state, restore_case
+from ckptmove.training.case.restore_parts import restore_parts
 from ckptmove.training.case.step import UnusableCase, WholeDataset, one_batch, train_step
-from ckptmove.training.case.taken import not_taken
 from ckptmove.training.code.calls import noted_calls
 from ckptmove.training.code.entrance import Entrance
 from ckptmove.training.code.source import line_of
@@ -41,20 +40,20 @@ from ckptmove.training.fixes.no_step import as_batch, built_again, unmoved, unsa
 from ckptmove.training.fixes.prefixes import of_model
 from ckptmove.training.fixes.scene import Scene, model_first
 from ckptmove.training.mesh.launch import ranks_of
+from ckptmove.training.outcome import Facts, judge, missed, not_restored
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from types import FrameType, TracebackType
 
     from ckptmove.proof.evidence import CheckResult
     from ckptmove.proof.place import Site, StepDevice
     from ckptmove.proof.step.resume import Bench
-    from ckptmove.training.case.parts import OptimizerPart
-    from ckptmove.training.case.restore import Restored
-    from ckptmove.training.case.step import Taken
+    from ckptmove.training.case.taken import StoredPart
     from ckptmove.training.code.calls import Given
     from ckptmove.training.code.source import Line
     from ckptmove.training.code.tensor_names import NamedTensor
+    from ckptmove.training.outcome import RestoredModel, SteppedOptimizer
 
 _EXITS = "the script exits during its import"
 _GUARD = (
@@ -98,7 +97,10 @@ class _Run:
     given: Given | None = None  # arguments of the call of `Case`, once it ran; None if unknown
     figures: dict[str, object] = field(default_factory=dict)  # the evidence
     note_fix: Fix = NO_FIX  # fix of a note in the detail of the passed check; `NO_FIX` for none
-    parts: PartsOfCase = NO_PARTS  # stored schedulers, scalers and their kind
+    parts: tuple[StoredPart, ...] = ()  # stored schedulers, scalers and their kind
+    not_taken: tuple[StoredPart, ...] = ()  # those that no object of the case has taken
+    models: list[RestoredModel] = field(default_factory=list)  # the models of the case
+    optimizers: list[SteppedOptimizer] = field(default_factory=list)  # its optimizers
 
     def line_in(self, frame: FrameType) -> Line:
         """The user's line that runs in a frame or its callers; the line of the function for none."""
@@ -115,7 +117,7 @@ def check_case(bench: Bench, typed: str) -> CheckResult:
     """Make the check."""
     site = bench.site
     if site.reason:
-        return skipped(CASE, f"there is no {site.target} here, and it cannot be simulated: {site.reason}")
+        return skipped(CASE, site.missing)
     entrance = Entrance(parse_case(typed))
     with on_target(site, bench.request.devices) as place:
         home = line_of(typed.rpartition(":")[0], 0)
@@ -178,10 +180,10 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
     if orphans is not None:
         return orphans
     try:
-        restored = restore_case(run.bench, case)
+        run.models, run.optimizers = restore_case(run.bench, case, run.place)
         for part in optimizers_of(case):
             record_options(part.optimizer, run.line_in)
-        run.parts = restore_parts(run.bench, case, run.place)
+        run.parts, run.not_taken = restore_parts(run.bench, case, run.place)
     except UnreadableInput as error:
         return Blame(str(error))
     except Ambiguous:
@@ -189,8 +191,8 @@ def _attempt(run: _Run, typed: str) -> Blame | str:
     except Mismatch as error:
         figures: dict[str, object] = {"candidates": list(error.candidates)} if error.candidates else {}
         return Blame(str(error), _fix_of(error, run), figures)
-    run.figures |= restored.figures
-    return _step(run, case, restored)
+    run.figures |= _restored_figures(run)
+    return _step(run, case)
 
 
 def called(function: Callable[..., Any], device: torch.device, typed: str) -> Case:
@@ -266,16 +268,36 @@ def _orphans(run: _Run, case: Case) -> Blame | None:
     return Blame(fault, fix, figures | (built.evidence if built is not None else {}), then)
 
 
-def _step(run: _Run, case: Case, restored: Restored) -> Blame | str:
+def _restored_figures(run: _Run) -> dict[str, object]:
+    models, optimizers = run.models, run.optimizers
+    stored = {record.name for record in run.bench.checkpoint.inventory.tensors}
+    return {
+        "model": by_key({one.part.key: one.where for one in models}),
+        "tensors": by_key({one.part.key: one.tensors for one in models}),
+        "cast": [name for one in models for name in one.cast],
+        "keys_as_stored": all(
+            f"{one.where}.{key}".lstrip(".") in stored
+            for one in models
+            for key, value in own_state(one.part.module).items()
+            if isinstance(value, torch.Tensor)
+        ),
+        "optimizer_state": by_key({one.part.key: one.where or "" for one in optimizers}),
+        "entries": by_key({one.part.key: one.entries for one in optimizers}),
+        "frozen": [path for one in optimizers for path in one.frozen],
+    }
+
+
+def _step(run: _Run, case: Case) -> Blame | str:
     attempt, moves = Attempt(), len(run.watch.moved)
-    taken: list[Taken] = []
+    losses: dict[str, torch.Tensor | float] = {}
+    own = {one.part.key: one.steps for one in run.optimizers}
     early: dict[int, NamedTensor] = {}
     started = time.perf_counter()
     # With anomaly detection torch keeps the line that made each node, also for errors in backward.
     with attempt, torch.autograd.set_detect_anomaly(mode=True, check_nan=False), run.watch:
         case = replace(case, batch=one_batch(case.batch))
         early |= names_of(case)
-        taken.append(train_step(case, case.batch, run.place))
+        losses |= train_step(case, case.batch, run.place, own)
     run.figures["seconds"] = round(time.perf_counter() - started, 3)
     if isinstance(attempt.error, UnusableCase):
         is_dataset = isinstance(attempt.error, WholeDataset)
@@ -289,92 +311,51 @@ def _step(run: _Run, case: Case, restored: Restored) -> Blame | str:
     scene = run.scene._replace(late=late[-1], early=early, built=built)
     if attempt.error is not None:
         return blame(attempt.error, scene._replace(names=names_of(case)))
-    return _result(run, case, taken[0], restored, scene._replace(names=names_of(case)))
+    return _result(run, case, losses, scene._replace(names=names_of(case)))
 
 
-def _result(run: _Run, case: Case, taken: Taken, restored: Restored, scene: Scene) -> Blame | str:
-    optimizers = optimizers_of(case)
-    after = {name: (one, run.place.to_cpu(one)) for name, one in _parameters(case)}
-    moved = set[int]().union(*(steps.moved for steps in taken.own.values()))
-    changed = {id(one) for one, _ in after.values()} & moved
-    losses = {way: float(run.place.to_cpu(torch.as_tensor(one))) for way, one in taken.losses.items()}
-    kinds = {part.key: type(part.optimizer).__name__ for part in optimizers}
-    options = [differing_options(restored.groups.get(key, ()), taken.own[key].options) for key in kinds]
-    differing = [one for found in options for one in found]
-    lost, computed = doubts_and_notes(differing)
-    unrestored = not_taken("the case", run.parts.left, run.parts.all)
-    unseen = _doubts(run, optimizers, taken, restored, scene)
-    doubts = [*unseen, *lost, *unrestored]
-    run.figures |= {
-        "resumed": not unseen,
-        "options": [one.figures for one in differing],
-        "not_taken": [one.path for one in run.parts.left],
-        "loss": by_key({way: one if math.isfinite(one) else str(one) for way, one in losses.items()}),
-        "optimizer": by_key(kinds),
-        "parameters": len(after),
-        "moved": len(changed),
-        "unproven": "; ".join(doubts),
-        "proven": not doubts,
+def _result(run: _Run, case: Case, losses: Mapping[str, torch.Tensor | float], scene: Scene) -> Blame | str:
+    optimizers, away = run.optimizers, _off_target(run, scene)
+    sources = optimizers if run.bench.pairings else run.models
+    facts = Facts(
+        who="case",
+        bench=run.bench,
+        place=run.place,
+        models=run.models,
+        optimizers=optimizers,
+        parameters=[one for part in models_of(case) for one in part.module.parameters()],
+        names={identity: known.name for identity, known in scene.names.items()},
+        restored=f"from {' and '.join(one.where or 'the file' for one in sources)}",
+        parts=run.parts,
+        not_taken=run.not_taken,
+        away=None if away is None else away.tensor,
+        losses={way: float(run.place.to_cpu(torch.as_tensor(one))) for way, one in losses.items()},
+    )
+    fault, summary, figures = judge(facts)
+    run.figures |= figures | {
+        "not_stepped": [one.part.name for one in optimizers if not one.steps.count],
+        "parameters_not_stepped": missed(facts),
+        "not_restored": not_restored(run.bench, optimizers),
+        "loss": by_key({way: one if math.isfinite(one) else str(one) for way, one in (facts.losses or {}).items()}),
+        "optimizer": by_key({one.part.key: one.kind for one in optimizers}),
     }
-    place = run.bench.site.label
-    lost = [f"the loss{way} is {one}" for way, one in losses.items() if not math.isfinite(one)]
-    if lost:
-        return Blame(f"{lost[0]} on {place}")
-    broken = [name for name, (_, value) in after.items() if not bool(torch.isfinite(value).all())]
-    if broken:
-        return Blame(f"after the step on {place} {broken[0]} is not finite", figures={"tensor": broken[0]})
-    for part in optimizers:
-        away = _off_target(run, part, scene)
-        if away is not None:
-            return away
-        if taken.own[part.key].count and taken.own[part.key].is_still:
-            return Blame(f"no parameter of the model changed in {part.name}.step() on {place}")
-    loss = ", ".join(f"loss{way} {one:.4g}" for way, one in losses.items()) or "no loss returned"
-    count = amount(len(after), "parameter")
-    named = " and ".join(f"{key} ({kind})" if key else kind for key, kind in kinds.items())
-    summary = f"{named} on {place}: {loss}, {len(changed):,} of {count} moved, all finite"
-    unproven = [f"not proven: {'; '.join(doubts)}"] * bool(doubts)
+    if fault is not None:
+        fix = model_first(scene, away) if away is not None and "on" in fault.figures else NO_FIX
+        return Blame(fault.text, fix, {**fault.figures})
     notes = _whole_dataset(run, case)
     if FELL_BACK:
         run.figures["on_cpu"] = list(FELL_BACK)
         notes.append(f"note: not on mps, ran on the CPU: {', '.join(FELL_BACK)}")
-    return "; ".join([summary, restored.detail, *computed, *unproven, *notes])
+    return "; ".join([summary, *notes])
 
 
-def _doubts(
-    run: _Run, optimizers: tuple[OptimizerPart, ...], taken: Taken, restored: Restored, scene: Scene
-) -> list[str]:
-    """Reasons why the step does not prove that everything stored resumes."""
-    idle = [part.name for part in optimizers if not taken.own[part.key].count]
-    bare = [part.name for part in optimizers if not restored.entries[part.key]]
-    unmoved = [part.name for part in optimizers if part.name not in idle and not taken.own[part.key].moved]
-    stepped = (taken.own[part.key] for part in optimizers if part.name not in idle)
-    missed = [scene.names[id(one)].name for steps in stepped for one in steps.missed]
-    run.figures |= {"not_stepped": idle, "parameters_not_stepped": missed, "not_restored": list(restored.left)}
-    doubts = [f"step() was not called on {' and '.join(idle)}"] * bool(idle)
-    doubts += [f"no state was restored into {' and '.join(bare)}"] * bool(bare)
-    doubts += [f"no parameter moved in the step of {' and '.join(unmoved)}"] * bool(unmoved)
-    if missed:
-        doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({some(missed, 3)})")
-    if cast := restored.figures["cast"]:
-        doubts.append(cast_text(cast))
-    left = ", ".join(where or "the optimizer's file" for where in restored.left)
-    return doubts + [f"the case has no optimizer for {left}"] * bool(left)
-
-
-def _parameters(case: Case) -> list[tuple[str, nn.Parameter]]:
-    """The parameters of a case's models by name."""
-    return [(f"{part.name}.{name}", one) for part in models_of(case) for name, one in part.module.named_parameters()]
-
-
-def _off_target(run: _Run, part: OptimizerPart, scene: Scene) -> Blame | None:
-    """The fault of an optimizer whose parameters are all off the target; None for none."""
-    own = [known for one in part.parameters if (known := scene.names[id(one)]).kind == "model"]
-    if not own or any(known.tensor.device == run.place.device for known in own):
-        return None
-    name, device = own[0].name, run.place.device_of(own[0].tensor)
-    fault = f"no parameter of the model is on {run.bench.site.target} after the step: {name} is on {device}"
-    return Blame(fault, model_first(scene, own[0]), {"tensor": name, "on": device})
+def _off_target(run: _Run, scene: Scene) -> NamedTensor | None:
+    """A parameter of the first optimizer whose parameters are all off the target; None for none."""
+    for stepped in run.optimizers:
+        own = [known for one in stepped.part.parameters if (known := scene.names[id(one)]).kind == "model"]
+        if own and all(known.tensor.device != run.place.device for known in own):
+            return own[0]
+    return None
 
 
 def _whole_dataset(run: _Run, case: Case) -> list[str]:

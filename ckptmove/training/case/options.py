@@ -11,7 +11,7 @@ import torch
 from ckptmove.text import some
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import FrameType
 
     from ckptmove.proof.place import StepDevice
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Chooses an implementation of the same step.
 _IGNORED: Final = frozenset({"params", "param_names", "foreach"})
 #: Options that schedulers add to a group for themselves. An optimizer without its scheduler lacks them.
-_OF_SCHEDULERS: Final = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"})
+OF_SCHEDULERS: Final = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"})
 _ABSENT: Final = "not set"
 
 
@@ -92,12 +92,7 @@ class _Group(dict[str, Any]):
     def __init__(
         self, group: Mapping[str, Any], place: Callable[[FrameType], Line], loading: frozenset[object]
     ) -> None:
-        """Copy a group.
-
-        Args:
-            place: returns the user's line that runs in a frame or its callers.
-            loading: code of the constructors that run during the load, and so began before it.
-        """
+        """Copy a group. Constructors whose code runs during the load began before it."""
         super().__init__(group)
         self._place, self._loading = place, loading
         self.setters: dict[str, Setter] = {}
@@ -125,8 +120,7 @@ class _Group(dict[str, Any]):
 def record_options(optimizer: torch.optim.Optimizer, place: Callable[[FrameType], Line]) -> None:
     """Record from now on what sets the options of an optimizer that has just been restored: its groups are new dicts.
 
-    Args:
-        place: returns the user's line that runs in a frame or its callers.
+    ``place`` returns the user's line that runs in a frame or its callers.
     """
     loading = frozenset(one.f_code for one in _constructors(sys._getframe(1)))  # the caller
     optimizer.param_groups[:] = [_Group(group, place, loading) for group in optimizer.param_groups]
@@ -155,19 +149,13 @@ def differing_options(stored: Sequence[Mapping[str, Any]], groups: Sequence[AtSt
         for key, value in theirs.items():
             now = group.values.get(key, _ABSENT)
             is_absent = key not in group.values
-            if key in _IGNORED or (is_absent and key in _OF_SCHEDULERS) or (not is_absent and is_equal(now, value)):
+            if key in _IGNORED or (is_absent and key in OF_SCHEDULERS) or (not is_absent and is_equal(now, value)):
                 continue
             setter = group.setters.get(key)
             alike = key, repr(value), repr(now), setter
             known = found.get(alike) or Differing(key, (), len(groups), value, now, setter)
             found[alike] = known._replace(groups=(*known.groups, index))
     return list(found.values())
-
-
-def doubts_and_notes(differing: Collection[Differing]) -> tuple[list[str], list[str]]:
-    """Sentences about the options that were lost, which leave a resume unproven, and about those that were computed."""
-    lost = [str(one) for one in differing if one.is_lost]
-    return lost, [str(one) for one in differing if not one.is_lost]
 
 
 def _constructors(frame: FrameType | None) -> Iterable[FrameType]:
@@ -179,21 +167,29 @@ def _constructors(frame: FrameType | None) -> Iterable[FrameType]:
 
 
 def is_equal(now: Any, stored: Any) -> bool:
-    """Whether two options have the same value. A number equals a tensor that holds it in the tensor's precision."""
+    """Whether two options have the same value."""
     if isinstance(now, torch.Tensor) or isinstance(stored, torch.Tensor):
-        if not all(isinstance(one, (torch.Tensor, int, float)) for one in (now, stored)):
-            return False
-        dtype = now.dtype if isinstance(now, torch.Tensor) else stored.dtype
-        with suppress(RuntimeError, ValueError):  # a number that the dtype cannot hold
-            first, second = (torch.as_tensor(one).to(dtype).squeeze() for one in (now, stored))
-            is_same = (first == second) | (first.isnan() & second.isnan())
-            return first.shape == second.shape and bool(is_same.all())
-        return False
+        return _is_equal_number(now, stored)
     if isinstance(stored, (list, tuple)):
         is_like = isinstance(now, (list, tuple)) and len(now) == len(stored)
         return is_like and all(map(is_equal, now, stored))
+    if isinstance(stored, dict):
+        is_like = isinstance(now, dict) and now.keys() == stored.keys()
+        return is_like and all(is_equal(now[key], value) for key, value in stored.items())
     with suppress(ValueError):  # arrays have no single truth
         return bool(now == stored or (now != now and stored != stored))  # noqa: PLR0124  # NaN alone differs from itself
+    return False
+
+
+def _is_equal_number(now: Any, stored: Any) -> bool:
+    """Whether two tensors are equal, or a number and a tensor that holds it in the tensor's precision."""
+    if not all(isinstance(one, (torch.Tensor, int, float)) for one in (now, stored)):
+        return False
+    dtype = now.dtype if isinstance(now, torch.Tensor) else stored.dtype
+    with suppress(RuntimeError, ValueError):  # a number that the dtype cannot hold
+        first, second = (torch.as_tensor(one).to(dtype).squeeze() for one in (now, stored))
+        is_same = (first == second) | (first.isnan() & second.isnan())
+        return first.shape == second.shape and bool(is_same.all())
     return False
 
 

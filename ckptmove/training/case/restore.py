@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,17 +23,20 @@ from ckptmove.proof.step.stored_state import (
 )
 from ckptmove.proof.step.trial import STEP_ERRORS
 from ckptmove.proof.tensors.wrappers import WithWrappers
-from ckptmove.text import amount, some
-from ckptmove.training.case.parts import by_key, models_of, optimizers_of
+from ckptmove.text import amount
+from ckptmove.training.case.parts import models_of, optimizers_of
+from ckptmove.training.case.step import OwnSteps
+from ckptmove.training.outcome import RestoredModel, SteppedOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection
 
     from torch import nn
 
     from ckptmove.case import Case
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.model import OptimizerRecord
+    from ckptmove.proof.place import StepDevice
     from ckptmove.proof.step.resume import Bench
     from ckptmove.proof.tensors.pieces import TensorSource
     from ckptmove.training.case.parts import ModelPart, OptimizerPart
@@ -42,57 +45,19 @@ if TYPE_CHECKING:
 _SAME = frozenset({"Adam", "AdamW"})
 
 
-class Restored(NamedTuple):
-    """Result of a restore."""
-
-    detail: str  # summary in a sentence
-    entries: dict[str, int]  # number of parameters with state, for each optimizer by its key in the case
-    left: tuple[str, ...]  # paths of stored optimizers without an optimizer of the case; copies excluded
-    figures: dict[str, Any]  # the evidence
-    #: the stored groups of each optimizer, by its key in the case.
-    groups: Mapping[str, Sequence[Mapping[str, Any]]] = {}
-
-
-def restore_case(bench: Bench, case: Case) -> Restored:
+def restore_case(bench: Bench, case: Case, place: StepDevice) -> tuple[list[RestoredModel], list[SteppedOptimizer]]:
     """Load the stored state into a case, the models first."""
-    places: dict[str, str] = {}
-    tensors: dict[str, int] = {}
-    cast: list[str] = []
-    for model in models_of(case):
-        places[model.key], tensors[model.key], own_cast = _restore_model(bench, model)
-        cast += own_cast
-    figures: dict[str, object] = {"model": by_key(places), "tensors": by_key(tensors), "cast": cast}
-    stored = {record.name for record in bench.checkpoint.inventory.tensors}
-    figures["keys_as_stored"] = all(
-        (f"{places[model.key]}.{key}" if places[model.key] else key) in stored
-        for model in models_of(case)
-        for key, value in own_state(model.module).items()
-        if isinstance(value, torch.Tensor)
-    )
-    count = amount(sum(tensors.values()), "tensor")
-    optimizers = optimizers_of(case)
+    models = [_restore_model(bench, one) for one in models_of(case)]
+    optimizers = [SteppedOptimizer(one, OwnSteps(one, place)) for one in optimizers_of(case)]
     if not bench.pairings:
-        detail = f"{count} restored; there is no optimizer state, so the optimizer starts fresh"
-        none = dict.fromkeys((one.key for one in optimizers), "")
-        entries = dict.fromkeys(none, 0)
-        return Restored(detail, entries, (), {**figures, "optimizer_state": by_key(none), "entries": by_key(entries)})
+        return models, optimizers
     # Loaded once more: a script that imports the library of a wrapper subclass has let torch.load return it since.
     source = WithWrappers(bench.stored, LoadedFiles(bench.checkpoint.parts, bench.stored))
-    restored = {one.key: _restore_optimizer(bench, case, one, places.values(), source) for one in optimizers}
-    found = {key: where for key, (where, _) in restored.items()}
-    groups = {key: stored for key, (_, stored) in restored.items()}
-    entries = {one.key: sum(bool(values) for values in one.optimizer.state.values()) for one in optimizers}
-    named = " and ".join(where or "the optimizer's file" for where in found.values())
-    state = amount(sum(entries.values()), "parameter")
-    figures |= {"optimizer_state": by_key(found), "entries": by_key(entries)}
-    figures["frozen"] = [path for one in optimizers for path in frozen_in(bench, found[one.key], one)]
-    places_left = [one.where for one, _ in bench.pairings if one.where not in found.values()]
-    left = tuple(where for where in places_left if not is_kept_aside(where))
-    return Restored(f"{count} and the state of {state} restored from {named}", entries, left, figures, groups)
+    places = [one.where or "" for one in models]
+    return models, [_restore_optimizer(bench, case, one, places, source) for one in optimizers]
 
 
-def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int, list[str]]:
-    """Load a model; returns the path of its state_dict, the number of tensors in it, and those that were cast."""
+def _restore_model(bench: Bench, model: ModelPart) -> RestoredModel:
     own = own_state(model.module)
     tensors = {key: value for key, value in own.items() if isinstance(value, torch.Tensor)}
     inventory, name = bench.checkpoint.inventory, model.label
@@ -106,13 +71,8 @@ def _restore_model(bench: Bench, model: ModelPart) -> tuple[str, int, list[str]]
         model.module.load_state_dict({**others, **state}, strict=True)
     except STEP_ERRORS as error:
         raise Mismatch(f"{model.name}.load_state_dict refuses: {' '.join(str(error).split())}") from error
-    cast = [f"{model.name}.{key}" for key, value in state.items() if tensors[key].dtype != value.dtype]
-    return where, len(state), cast
-
-
-def cast_text(names: Sequence[str]) -> str:
-    """The reason why a model with these tensors is not restored bit for bit."""
-    return f"{amount(len(names), 'tensor')} of the file cast to the dtype of the model ({some(names, 3)})"
+    cast = (f"{model.name}.{key}" for key, value in state.items() if tensors[key].dtype != value.dtype)
+    return RestoredModel(model, where, len(state), len(state), cast=(*cast,))
 
 
 def own_state(module: nn.Module) -> dict[str, Any]:
@@ -124,26 +84,29 @@ def own_state(module: nn.Module) -> dict[str, Any]:
 
 
 def _restore_optimizer(
-    bench: Bench, case: Case, own: OptimizerPart, models: Collection[str], source: TensorSource
-) -> tuple[str, Sequence[Mapping[str, Any]]]:
-    """Load an optimizer; returns the path of its state_dict and its groups there."""
+    bench: Bench, case: Case, stepped: SteppedOptimizer, models: Collection[str], source: TensorSource
+) -> SteppedOptimizer:
+    own = stepped.part
     record = matching_optimizer(bench.pairings, case, own, models)
     _require_class(record, own)
     _require_shapes(record, case, own)
-    state = optimizer_state_dict(record, bench.checkpoint.inventory, source)
+    state = optimizer_state_dict(record, bench.checkpoint, source, bench.request.limits)
     try:
         own.optimizer.load_state_dict(state)
     except STEP_ERRORS as error:
         raise Mismatch(f"{own.name}.load_state_dict refuses: {' '.join(str(error).split())}") from error
-    return record.where, state["param_groups"]
+    entries = sum(bool(values) for values in own.optimizer.state.values())
+    return stepped._replace(
+        where=record.where,
+        entries=entries,
+        stored=entries,
+        groups=tuple(state["param_groups"]),
+        frozen=tuple(frozen_in(bench, record.where, own)),
+    )
 
 
 def frozen_in(bench: Bench, where: str, own: OptimizerPart) -> list[str]:
-    """Paths of the stored parameters without state that are frozen in an optimizer; paths as in finding O205.
-
-    Args:
-        where: path of the stored optimizer that was restored.
-    """
+    """Paths, as in finding O205, of the parameters without state in a stored optimizer that are frozen in another."""
     record = next(record for record, _ in bench.pairings if record.where == where)
     if record.is_flat:
         return []  # its parameters may be in another order

@@ -5,18 +5,18 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ckptmove.proof.loading.objects import NotAllowed, build
-from ckptmove.proof.loading.storages import Storages
+from ckptmove.proof.loading.objects import NotAllowed
+from ckptmove.proof.loading.values import built, values_at
 from ckptmove.proof.step.stored_state import Ambiguous, Mismatch, NeedsUnpickling, is_inside
 from ckptmove.proof.step.trial import STEP_ERRORS
 from ckptmove.text import some
 from ckptmove.training.case.parts import OTHER_FIELDS
 from ckptmove.training.case.step import moved
-from ckptmove.training.case.taken import Taking, accepts, stored_parts, values_at
+from ckptmove.training.case.taken import Taking, accepts, stored_parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,16 +38,6 @@ class _Target(NamedTuple):
         return self.field if self.key is None else f"{self.field}[{self.key!r}]"
 
 
-class PartsOfCase(NamedTuple):
-    """The parts of a checkpoint beside its models and optimizers."""
-
-    all: tuple[StoredPart, ...]  # every part
-    left: tuple[StoredPart, ...]  # parts that no object of the case has taken
-
-
-NO_PARTS: Final = PartsOfCase((), ())
-
-
 def _targets(case: Case) -> list[_Target]:
     """The objects of a case that take a stored part."""
     found = []
@@ -60,8 +50,8 @@ def _targets(case: Case) -> list[_Target]:
     return found
 
 
-def restore_parts(bench: Bench, case: Case, place: StepDevice) -> PartsOfCase:
-    """Load the stored parts into the objects of a case that have ``load_state_dict``."""
+def restore_parts(bench: Bench, case: Case, place: StepDevice) -> tuple[tuple[StoredPart, ...], tuple[StoredPart, ...]]:
+    """Load the stored parts into the objects of a case; return all parts, and those that no object has taken."""
     parts = tuple(stored_parts(bench.checkpoint, bench.site.target))
     taken: set[str] = set()
     for target in _targets(case):
@@ -73,7 +63,7 @@ def restore_parts(bench: Bench, case: Case, place: StepDevice) -> PartsOfCase:
             raise Mismatch(f"{target.name}.load_state_dict refuses: {' '.join(str(error).split())}") from error
         inside = [one for one in parts if is_inside(one.path, path)]
         taken |= _taken_by(target.value, inside, bench, place)
-    return PartsOfCase(parts, tuple(one for one in parts if one.path not in taken))
+    return parts, tuple(one for one in parts if one.path not in taken)
 
 
 def _taken_by(target: Any, inside: list[StoredPart], bench: Bench, place: StepDevice) -> set[str]:
@@ -112,13 +102,11 @@ def _only(parts: tuple[StoredPart, ...], field: str) -> str:
 def _rebuilt(bench: Bench, path: str, target: _Target) -> Any:
     """The stored value at a path as ``torch.load`` would return it, on the CPU."""
     checkpoint = bench.checkpoint
-    nodes = values_at(checkpoint, path)
-    if not nodes:
+    values = values_at(checkpoint, {path})
+    if path not in values:
         keys = tuple(filter(None, checkpoint.inventory.root_keys))
         raise Mismatch(f"{target.name}: the checkpoint has no '{path}'; it has {some(keys, 3)}", candidates=keys)
-    homes = {one.key: (part, one) for part in checkpoint.parts for one in part.inventory.storages}
     try:
-        with Storages(homes, dict.fromkeys(homes, "cpu")) as storages:
-            return build(nodes[0], storages.storage, bench.request.limits.depth)
+        return built(checkpoint, values[path], bench.request.limits.depth)
     except NotAllowed as error:
         raise NeedsUnpickling(f"{path} needs unpickling to be rebuilt: {error}") from error

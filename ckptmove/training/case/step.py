@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -62,6 +62,7 @@ class OwnSteps:
         moved: identities of the parameters that a step changed.
         reached: identities of the parameters that a step changed or that had a gradient in one.
         options: options of the groups at the first step; empty before it.
+        part: the optimizer.
     """
 
     def __init__(self, part: OptimizerPart, place: StepDevice) -> None:
@@ -69,20 +70,20 @@ class OwnSteps:
         self.moved: set[int] = set()
         self.reached: set[int] = set()
         self.options: list[AtStep] = []
-        self._part = part
+        self.part = part
         self._place = place
         self._before: list[dict[int, torch.Tensor]] = []  # a step of a subclass may call that of its parent
 
     def begin(self) -> None:
         """Copy the parameters before a step."""
-        self.options = self.options or options_at_step(self._part.optimizer, self._place)
+        self.options = self.options or options_at_step(self.part.optimizer, self._place)
         self._note_gradients()
-        self._before.append({id(one): self._place.to_cpu(one).clone() for one in self._part.parameters})
+        self._before.append({id(one): self._place.to_cpu(one).clone() for one in self.part.parameters})
 
     def end(self) -> None:
         """Compare the parameters with the copies."""
         before = self._before.pop()
-        values = {id(one): self._place.to_cpu(one) for one in self._part.parameters}
+        values = {id(one): self._place.to_cpu(one) for one in self.part.parameters}
         self.moved |= {key for key, value in values.items() if key in before and not torch.equal(before[key], value)}
         self.reached |= self.moved
         self._note_gradients()  # a closure makes them in the step
@@ -91,32 +92,28 @@ class OwnSteps:
     @property
     def missed(self) -> list[torch.Tensor]:
         """Parameters that no step reached, except those that were frozen in the saved run: they have no state."""
-        left = (one for one in self._part.parameters if id(one) not in self.reached)
-        return [one for one in left if one.requires_grad or self._part.optimizer.state.get(one)]
+        left = (one for one in self.part.parameters if id(one) not in self.reached)
+        return [one for one in left if one.requires_grad or self.part.optimizer.state.get(one)]
 
     @property
     def is_still(self) -> bool:
         """Whether no step moved a parameter, although a learning rate is not 0 (or the class has its own)."""
-        rates = [group.get("lr") for group in self._part.optimizer.param_groups]
+        rates = [group.get("lr") for group in self.part.optimizer.param_groups]
         return not self.moved and any(1.0 if rate is None else float(rate) for rate in rates)
 
     def _note_gradients(self) -> None:
-        self.reached |= {id(one) for one in self._part.parameters if one.grad is not None}
+        self.reached |= {id(one) for one in self.part.parameters if one.grad is not None}
 
 
-class Taken(NamedTuple):
-    """Result of a training step."""
+def train_step(
+    case: Case, batch: Any, place: StepDevice, own: Mapping[str, OwnSteps]
+) -> dict[str, torch.Tensor | float]:
+    """Make one training step, with a record of the steps of each optimizer by its key.
 
-    #: losses by their path in the value that ``step`` returns; the path of a single loss is empty.
-    losses: dict[str, torch.Tensor | float]
-    own: dict[str, OwnSteps]  # steps of each optimizer, by its key
-
-
-def train_step(case: Case, batch: Any, place: StepDevice) -> Taken:
-    """Make one training step."""
-    own = {part.key: OwnSteps(part, place) for part in optimizers_of(case)}
+    Returns the losses by their path in the value that ``step`` returns; the path of a single loss is empty.
+    """
     if not isinstance(case.optimizer, torch.optim.Optimizer):
-        return Taken(_whole_step(case, batch, own), own)
+        return _whole_step(case, batch, own)
     optimizer = case.optimizer
     losses: list[torch.Tensor] = []
 
@@ -138,7 +135,7 @@ def train_step(case: Case, batch: Any, place: StepDevice) -> Taken:
         own[""].begin()
         optimizer.step()
     own[""].end()
-    return Taken({"": losses[0]}, own)
+    return {"": losses[0]}
 
 
 def _refuse_own_step(*_: object) -> None:
@@ -147,7 +144,7 @@ def _refuse_own_step(*_: object) -> None:
 
 
 def _whole_step(case: Case, batch: Any, own: Mapping[str, OwnSteps]) -> dict[str, torch.Tensor | float]:
-    """Run a user's step that is a whole training step, and record the steps of its optimizers; returns the losses."""
+    """Run a user's step that is a whole training step, and record the steps of its optimizers."""
     for part in optimizers_of(case):
         part.optimizer.register_step_pre_hook(lambda *_, steps=own[part.key]: steps.begin())
         part.optimizer.register_step_post_hook(lambda *_, steps=own[part.key]: steps.end())

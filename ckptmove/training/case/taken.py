@@ -19,8 +19,8 @@ from ckptmove.checkpoint.entries import entries
 from ckptmove.checkpoint.inventory.shapes import as_dict, key_text, string_keys
 from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.pickles.tree import Node, Sequence
+from ckptmove.proof.equality import has_values
 from ckptmove.proof.step.trial import STEP_ERRORS
-from ckptmove.proof.tensors.stored import same_bits
 from ckptmove.training.case.options import is_equal
 
 if TYPE_CHECKING:
@@ -90,11 +90,7 @@ class Taking:
         return [one for one in self.parts if one.path not in taken]
 
     def note(self, value: object, receiver: object = None, source: str = "") -> None:
-        """Note the argument of a call that restores something.
-
-        Args:
-            receiver: the object that takes it; None for a function.
-        """
+        """Note the argument of a call that restores something, and the object that takes it; None for a function."""
         left = self.left
         if not left:
             return
@@ -118,11 +114,9 @@ class Taking:
         tensors: Callable[[], Iterable[weakref.ref[torch.Tensor]]],
         is_idle: Callable[[torch.Tensor], bool],
     ) -> None:
-        """Note parts whose values objects of the training have at its step.
+        """Note parts whose values objects of the training have at its step, in tensors that are not idle.
 
-        Args:
-            tensors: returns the tensors of the training. References that are not weak would look like those of its own.
-            is_idle: whether a tensor was loaded, and nothing uses it.
+        References to tensors that are not weak would look like those of the training.
         """
         for role, kind in _KINDS.items():
             for one in live(kind) if any(part.role == role for part in self.left) else ():
@@ -173,7 +167,7 @@ class Taking:
             return False
         values, stored = self._place.to_cpu(now), self._tensor(record)
         with torch._C.DisableTorchFunction():  # the record of the script's calls would keep the intermediate tensors
-            return is_same(values, stored)
+            return has_values(values, stored)
 
 
 def accepts(receiver: object, part: StoredPart) -> bool:
@@ -215,35 +209,6 @@ def stored_parts(checkpoint: OpenCheckpoint, target: str) -> list[StoredPart]:
         for part in _Members(one).parts()
         if not is_kept_aside(part.path) and not _is_of_other_device(part, target.partition(":")[0])
     ]
-
-
-def values_at(checkpoint: OpenCheckpoint, path: str) -> list[Value]:
-    """The values at a path of a checkpoint, in the tree: one at most, unless files have the same name."""
-    members = ((one, member) for one in checkpoint.parts for member in entries(one.tree(), one.inventory, one.name))
-    return [member.value for one, member in members if one.full_name(member.path).rstrip(".") == path]
-
-
-def not_taken(who: str, left: Collection[StoredPart], parts: Iterable[StoredPart]) -> list[str]:
-    """A sentence about the parts that nothing took; none without one. All parts of a role are named by the role."""
-    if not left:
-        return []
-    all_left = {role for role in ROLES if {one.path for one in parts if one.role == role} <= {one.path for one in left}}
-    names = list(
-        dict.fromkeys(
-            role if role in all_left else part.path or "the file"
-            for role in ROLES
-            for part in left
-            if part.role == role
-        )
-    )
-    named = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-    verb, what = ("is", "does not restore it") if len(names) == 1 else ("are", "restores none of them")
-    return [f"{named} {verb} in the file; {who} {what}"]
-
-
-def is_same(now: torch.Tensor, stored: torch.Tensor) -> bool:
-    """Whether a tensor has the stored values, in its own dtype, bit for bit."""
-    return same_bits(now.detach(), stored.detach().to(now.dtype))
 
 
 class _Members:

@@ -1,18 +1,16 @@
-"""The checks of a mesh proof, and the faults of its ranks as one check."""
+"""The faults of the ranks of a mesh proof as one check."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ckptmove.proof.checks import CASE, Offenders, failed
+from ckptmove.proof.checks import Offenders, failed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ckptmove.proof.evidence import CheckResult
 
-#: The checks of a mesh proof, in order.
-MESH_CHECKS: Final = ("keys", "restore", "options", "step", "parity", "fresh", CASE)
 #: Name of the last answer of a rank: whether it ended without an error.
 RANK: Final = "rank"
 

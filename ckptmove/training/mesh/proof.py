@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
 from ckptmove.errors import CaseUnusable
-from ckptmove.proof.checks import CASE, passed, skipped
+from ckptmove.proof.checks import CASE, MESH_CHECKS, passed, skipped
+from ckptmove.proof.equality import agreement
 from ckptmove.proof.evidence import RankFault, RanksOfRun
+from ckptmove.proof.outcome import STILL, UNUSED, Motion, not_finite, used
 from ckptmove.proof.processes.messages import Message
 from ckptmove.text import amount, some
+from ckptmove.training import outcome
 from ckptmove.training.case.step import loss_of, one_batch
-from ckptmove.training.mesh.faults import MESH_CHECKS, rank_failure
+from ckptmove.training.mesh.faults import rank_failure
 from ckptmove.training.mesh.restore import compare, key_faults, key_fix, load, option_faults
 from ckptmove.training.mesh.step import Gradients, compare_with_single, owners_of, take_step, why_not_elementwise
 from ckptmove.training.mesh.stored import StoredState, local
@@ -144,14 +146,12 @@ class Proof:
     def _step(self, subject: Subject, stored: StoredState) -> bool:
         found = self._ranks.gather(take_step(subject, stored, Gradients.for_state(stored, self._setting.seed)))
         name = subject.optimizer_name
-        moved, count = sum(one.moved for one in found), sum(one.parameters for one in found)
+        motion = Motion.total(one.motion for one in found)
         where = f"{name} on {amount(self._ranks.size, 'rank')} of {self._setting.label}"
-        detail = f"{where}: {moved:,} of {amount(count, 'shard')} moved, all finite, step counts +1"
-        below, idle = sum(one.below for one in found), sum(one.idle for one in found)
-        detail += f", {amount(below, 'shard')} with an update below its precision" * bool(below)
-        detail += f", {amount(idle, 'shard')} with a learning rate of 0" * bool(idle)
-        still = [] if moved or below or idle == count else ["neither a parameter nor a moment changed"]
-        figures = {"optimizer": name, "shards": count, "moved": moved}
+        summary = motion.summary("shard", counts=", step counts went up by one")
+        detail = "; ".join([f"{where}: {summary}", *motion.remarks("shard")])
+        still = [STILL] * motion.is_still
+        figures = {"optimizer": name, "shards": motion.stepped, "moved": motion.moved}
         faults = [one.faults + still for one in found]
         if self._setting.lacking and not any(faults):
             by_rank = [[self._setting.lacking]] + [[]] * (self._ranks.size - 1)
@@ -168,9 +168,8 @@ class Proof:
         parity = compare_with_single(subject, stored, owners, self._ranks, gradients, exact=exact)
         found = self._ranks.gather(parity)
         elements, count = sum(one.elements for one in found), sum(one.parameters for one in found)
-        how = "bit for bit" if exact else "within the tolerance of torch.testing.assert_close"
-        detail = f"{amount(count, 'parameter')} and their state, {amount(elements, 'element')}, equal those of a"
-        detail += f" single process {how}"
+        detail = f"{amount(count, 'parameter')} and their state, {amount(elements, 'element')}, "
+        detail += agreement("the step of a single process", exact=exact)
         figures = {"parameters": count, "elements": elements, "exact": exact}
         self._fresh_steps = sum(one.changed for one in found), sum(one.with_state for one in found)
         self._anew = sum(one.anew for one in found)
@@ -183,9 +182,9 @@ class Proof:
             bare = f"no state of the optimizer is stored for {amount(self._anew, 'parameter')}" if self._anew else bare
             self._answer(skipped("fresh", bare, with_state=0, anew=self._anew))
             return True
-        faults = [] if changed else ["a step without the stored state gives the same"]
-        detail = f"{changed:,} of {amount(state, 'parameter')} step otherwise without their stored state"
-        return self._settle("fresh", [faults], detail, named=False, changed=changed, with_state=state)
+        return self._settle(
+            "fresh", [[] if changed else [UNUSED]], used(changed), named=False, changed=changed, with_state=state
+        )
 
     def _case(self, subject: Subject, _: StoredState) -> bool:
         """The user's own forward, backward and step."""
@@ -204,8 +203,8 @@ class Proof:
             if one is not None and not bool(torch.isfinite(local(one)).all())
         ]
         subject.step()
-        lost = [] if value is None or isfinite(value) else [f"the loss is {value}"]
-        after = [f"{key} is not finite" for key, one in named.items() if not bool(torch.isfinite(local(one)).all())]
+        lost = outcome.lost({} if value is None else {"": value}, self._setting.label)
+        after = [not_finite(key) for key, one in named.items() if not bool(torch.isfinite(local(one)).all())]
         found = self._ranks.gather(([*lost, *broken, *(after or without)], value))
         losses = [value for _, value in found if value is not None]
         detail = f"your step on every rank: {_range_text(losses)}{amount(len(named), 'gradient')}, all finite"
@@ -214,13 +213,9 @@ class Proof:
     def _settle(
         self, check: str, faults: Sequence[list[str]], detail: str, fix: str = "", /, *, named: bool, **figures: object
     ) -> bool:
-        """Answer a check, and return whether it passed.
+        """Answer a check by the faults of each rank, and return whether it passed.
 
-        Args:
-            faults: faults of each rank.
-            detail: detail if there are none.
-            fix: the correction of the faults; empty if none is known.
-            named: whether a fault is of its rank, so that the text names that.
+        A fault that is named is of its rank.
         """
         if not any(faults):
             self._answer(passed(check, detail, **figures))

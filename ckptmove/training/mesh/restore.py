@@ -13,8 +13,9 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_in_place
 
 from ckptmove.formats.chunks import Chunk
 from ckptmove.model import OPAQUE
-from ckptmove.proof.tensors.stored import bits
+from ckptmove.proof.equality import difference
 from ckptmove.text import some
+from ckptmove.training.case.options import OF_SCHEDULERS, is_equal
 from ckptmove.training.mesh.reader import ParsedReader, SafePlanner
 from ckptmove.training.mesh.stored import Slice, shards_of
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from ckptmove.training.mesh.stored import StoredState
     from ckptmove.training.mesh.subject import Subject
 
-#: Options that a learning rate scheduler adds to a group: a case without one lacks them.
-_OF_SCHEDULERS: Final = frozenset({"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"})
 #: A checkpoint has one list of groups, which the ranks of a pipeline overwrite.
 _FLATTEN: Final = "save with StateDictOptions(flatten_optimizer_state_dict=True) if ranks have different parameters"
 #: Names in a message.
@@ -62,7 +61,7 @@ def key_fix(asked: frozenset[str], stored: StoredState) -> str:
 
 
 def _left_out(asked: frozenset[str], stored: StoredState) -> set[str]:
-    return {name for name in stored.names - asked if name.rpartition(".")[2] not in _OF_SCHEDULERS}
+    return {name for name in stored.names - asked if name.rpartition(".")[2] not in OF_SCHEDULERS}
 
 
 def load(subject: Subject, stored: StoredState, group: Any) -> list[str]:
@@ -120,9 +119,9 @@ def compare(subject: Subject, stored: StoredState) -> RestoredRank:
         if mine.numel() and not isinstance(where, Slice):
             chunks = stored.chunks(key)
             is_moved = is_moved or (bool(chunks) and Chunk(*where) not in chunks)
-        fault = _difference(mine, stored.region(key, where))
-        if fault:
-            faults.append(f"{key} {fault}")
+        apart = difference(mine, stored.region(key, where))
+        if apart:
+            faults.append(f"{key} differs from the checkpoint{apart}")
     faults += (f"{key} was not restored into the optimizer" for key in sorted(_expected(subject, stored) - seen))
     return RestoredRank(faults, shards, elements, is_moved)
 
@@ -132,13 +131,6 @@ def _expected(subject: Subject, stored: StoredState) -> set[str]:
     held = (one for one in subject.parameters.values() if one.numel() or id(one) not in subject.slices)
     stems = tuple(subject.state_key(one, "") for one in held)
     return {key for key in stored.tensors if key.startswith(stems)} if stems else set()
-
-
-def _difference(mine: torch.Tensor, theirs: torch.Tensor) -> str:
-    if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
-        return f"is {mine.dtype} {tuple(mine.shape)}, stored as {theirs.dtype} {tuple(theirs.shape)}"
-    count = int((bits(mine.contiguous()) != bits(theirs)).sum())
-    return f"differs from the checkpoint in {count:,} of {mine.numel():,} elements" if count else ""
 
 
 def option_faults(subject: Subject, stored: StoredState) -> tuple[list[str], int]:
@@ -155,12 +147,11 @@ def option_faults(subject: Subject, stored: StoredState) -> tuple[list[str], int
             faults[f"no stored group has {min(own).rpartition('.state.')[2].rstrip('.')}: {_FLATTEN}"] += 1
         for other in matching:
             for name, value in other.options:
-                if value is OPAQUE or (name in _OF_SCHEDULERS and name not in group):
+                if value is OPAQUE or (name in OF_SCHEDULERS and name not in group):
                     continue
                 compared += 1
-                mine = _plain(group.get(name))
-                if mine != _plain(value):
-                    faults[f"{other.where}.{name} is {mine!r}, stored as {_plain(value)!r}"] += 1
+                if not is_equal(group.get(name), value):
+                    faults[f"{other.where}.{name} is {group.get(name)!r}, stored as {value!r}"] += 1
     return list(faults), compared
 
 
@@ -168,8 +159,3 @@ def _of(groups: list[ParamGroup], own: set[str], where: str) -> Iterator[ParamGr
     """The stored groups with parameters of a live one."""
     prefix = f"{where}." if where else ""
     return (group for group in groups if any(f"{prefix}state.{key}." in own for key in group.params))
-
-
-def _plain(value: Any) -> Any:
-    """An option as a value that compares: lists as tuples."""
-    return tuple(value) if isinstance(value, list) else value

@@ -14,15 +14,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ckptmove.errors import CaseUnusable, UsageError
-from ckptmove.proof.checks import CASE, CHECKS, failed, passed, skipped
+from ckptmove.proof.checks import CASE, CHILD_CHECKS, MESH_CHECKS, failed, passed, skipped
 from ckptmove.proof.codec import dumps, to_plain
 from ckptmove.proof.errors import TorchBroken
 from ckptmove.proof.evidence import RankFault
 from ckptmove.proof.opened import open_files
-from ckptmove.proof.processes.child import CHILD_CHECKS, KILLED_BY, child, worker_command
+from ckptmove.proof.processes.child import KILLED_BY, child, worker_command
 from ckptmove.proof.processes.messages import Message, read_message
 from ckptmove.training.mesh.errors import RankFailed
-from ckptmove.training.mesh.faults import MESH_CHECKS, RANK, rank_failure
+from ckptmove.training.mesh.faults import RANK, rank_failure
 from ckptmove.training.mesh.launch import find_launch
 from ckptmove.training.mesh.meeting import GRACE_SECONDS, START_SECONDS, Guest, Hello, Host
 from ckptmove.training.run import LATE_SHARE, checks_without_torch, refuse_request, settled, verdict
@@ -47,7 +47,6 @@ _KILLED: Final = "its process was killed"
 #: Exit code of all ranks, and the hint, if one was killed from outside.
 _KILLED_FROM_OUTSIDE: Final = 70
 _MEMORY: Final = "the system kills a process when memory runs out: see dmesg on the machine of that rank"
-_CHECKS: Final = ("file", "keys", "restore", "options", "placement", "structure", *MESH_CHECKS[3:])
 
 
 @cache
@@ -212,7 +211,7 @@ class Rank:
             if ending.refusal:
                 raise UsageError(f"{of_rank}{ending.refusal}")
         checks = answers.checks
-        names, order = (CHILD_CHECKS, CHECKS) if asked.case is None else (MESH_CHECKS, _CHECKS)
+        names = CHILD_CHECKS if asked.case is None else MESH_CHECKS
         ended = _root_causes(endings)
         missing = [name for name in names if name not in checks]
         killed = [rank for rank in ended if -_exit_code(endings[rank]) in KILLED_BY]
@@ -234,7 +233,7 @@ class Rank:
         faults = (*answers.run.faults, *(RankFault(rank, name, text) for rank, text in ended.items()))
         run = answers.run._replace(ranks=self._launch.size, faults=faults)
         named = asked._replace(to=_kind_of_each(asked) or asked.to)
-        result = replace(verdict(named, answers, here, findings, order), run=run)
+        result = replace(verdict(named, answers, here, findings), run=run)
         return result if asked.case is None else replace(result, proven=result.passed and is_proven)
 
     def _endings(self, answers: Answers) -> Iterator[tuple[int, Message]]:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
-from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from ckptmove.proof.equality import difference
+from ckptmove.proof.outcome import Motion, miscounted, not_finite
 from ckptmove.proof.restored.numbers import comparable
 from ckptmove.proof.step.moments import contradiction
-from ckptmove.proof.step.trial import TOLERANCES
-from ckptmove.proof.tensors.stored import bits
 from ckptmove.torch_facts.optimizers import is_elementwise, is_moment, magnitudes
 from ckptmove.training.mesh.stored import local
 
@@ -38,10 +37,7 @@ class SteppedRank(NamedTuple):
     """The step of one rank."""
 
     faults: list[str]  # values that are not finite, moments that no gradients give, counters that did not rise by one
-    parameters: int = 0  # number of parameters that this rank has elements of
-    moved: int = 0  # how many of them changed
-    idle: int = 0  # how many have a learning rate of 0
-    below: int = 0  # how many did not change, but their state did: the update is below the precision of the values
+    motion: Motion  # what it changed, of the parameters that this rank has elements of
 
 
 @dataclass(slots=True)
@@ -94,22 +90,18 @@ def take_step(subject: Subject, stored: StoredState, gradients: Gradients) -> St
         if parameter.requires_grad:
             subject.of(parameter).give_gradient(parameter, mine)
     subject.step()
-    parameters = moved = idle = below = 0
+    motions = []
     for key, parameter in subject.parameters.items():
         faults += _state_faults(subject, stored, parameter)
         after, before = local(parameter).cpu(), stored.region(key, subject.place_of(parameter, parameter))
         if not after.numel() or not parameter.requires_grad:
             continue
-        parameters += 1
-        if not bool(torch.isfinite(after).all()):
-            faults.append(f"{key} is not finite after the step")
-        elif not torch.equal(after, before):
-            moved += 1
-        elif not float(groups[id(parameter)].get("lr", 1.0)):
-            idle += 1
-        else:
-            below += _has_state_changed(subject, stored, parameter)
-    return SteppedRank(faults, parameters, moved, idle, below)
+        faults += [not_finite(key)] * (not bool(torch.isfinite(after).all()))
+        has_moved = not torch.equal(after, before)
+        has_changed = has_moved or _has_state_changed(subject, stored, parameter)
+        is_idle = not has_moved and not float(groups[id(parameter)].get("lr", 1.0))
+        motions.append(Motion(1, has_moved, has_changed, has_changed and not (has_moved or is_idle), is_idle))
+    return SteppedRank(faults, Motion.total(motions))
 
 
 def _spoiled(subject: Subject) -> Iterator[str]:
@@ -147,23 +139,16 @@ def _state_faults(subject: Subject, stored: StoredState, parameter: torch.Tensor
     for key, value in subject.state_of(parameter).items():
         name, mine = subject.state_key(parameter, key), local(value).cpu()
         if mine.is_floating_point() and not bool(torch.isfinite(mine).all()):
-            yield f"{name} is not finite after the step"
+            yield not_finite(name)
         elif key == "step" and parameter.requires_grad:
             before = float(stored.region(name)) if name in stored.tensors else 0.0
-            if float(mine) != before + 1:
-                yield f"{name} is {float(mine):g} after the step, stored as {before:g}"
+            yield from filter(None, [miscounted(name, before, float(mine))])
 
 
 def compare_with_single(
     subject: Subject, stored: StoredState, owners: Mapping[str, int], ranks: Ranks, gradients: Gradients, *, exact: bool
 ) -> Parity:
-    """Compare the outcome with the step of a single process; a collective for each parameter.
-
-    Args:
-        subject: the case, after its step.
-        owners: for each parameter the rank that makes the reference.
-        exact: whether outcomes have to be equal bit for bit; otherwise within torch's tolerance for the dtype.
-    """
+    """Compare the outcome with the step of a single process, which one rank owns for each parameter; a collective."""
     found = Parity()
     groups = {id(one): group for group, own in subject.groups() for one in own}
     for key, parameter in subject.parameters.items():
@@ -215,9 +200,9 @@ def _compare(
     found.parameters += 1
     for one, reference in expected.items():
         found.elements += reference.numel()
-        fault = _difference(whole[one], reference, exact=exact and not group.get("fused"))
-        if fault:
-            found.faults.append(f"{names.get(one, key)} {fault}")
+        apart = difference(whole[one], reference, exact=exact and not group.get("fused"))
+        if apart:
+            found.faults.append(f"{names.get(one, key)} differs from a single process{apart}")
     found.anew += not state and any(is_moment(kind.__name__, one, expected[one].shape) for one in expected if one)
     has_state = any(is_moment(kind.__name__, one, value.shape) and bool(value.any()) for one, value in state.items())
     if has_state and not torch.equal(expected[""], stored.region(key)):
@@ -242,21 +227,8 @@ def _single_step(
     return {"": parameter.detach(), **after}
 
 
-def _difference(value: torch.Tensor, reference: torch.Tensor, *, exact: bool) -> str:
-    apart = int((bits(value.contiguous()) != bits(reference)).sum())
-    relative, absolute = TOLERANCES.get(value.dtype, (0.0, 0.0))
-    if not apart or (not exact and torch.allclose(value, reference, rtol=relative, atol=absolute, equal_nan=True)):
-        return ""
-    gap = float((value.to(torch.float64) - reference.to(torch.float64)).abs().max())
-    return f"differs from a single process in {apart:,} of {prod(value.shape):,} elements, by up to {gap:.3g}"
-
-
 def owners_of(subject: Subject, holders: list[list[str]]) -> dict[str, int]:
-    """For each parameter one of the ranks that hold it, chosen by its name.
-
-    Args:
-        holders: names of the parameters of each rank.
-    """
+    """For each parameter one of the ranks that hold it, chosen by its name."""
     ranks: dict[str, list[int]] = {}
     for rank, names in enumerate(holders):
         for name in names:

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from ckptmove.errors import CaseUnusable, CkptMoveError, UsageError
 from ckptmove.opening.checkpoint import open_checkpoint
-from ckptmove.proof.checks import failed, passed, skipped
+from ckptmove.proof.checks import MESH_CHECKS, failed, passed, skipped
 from ckptmove.proof.codec import from_plain, loads, to_plain
 from ckptmove.proof.place import find_site
 from ckptmove.proof.processes.messages import Late, Message
@@ -30,7 +30,7 @@ from ckptmove.training.case.name import parse_case
 from ckptmove.training.code.entrance import Entrance
 from ckptmove.training.code.source import line_of
 from ckptmove.training.code.tensor_names import names_of
-from ckptmove.training.mesh.faults import MESH_CHECKS, RANK
+from ckptmove.training.mesh.faults import RANK
 from ckptmove.training.mesh.group import Ranks, collective_timeout, group_is_there, is_lost
 from ckptmove.training.mesh.launch import find_launch
 from ckptmove.training.mesh.proof import Proof, Setting
@@ -138,10 +138,9 @@ class _Rank:
         site = find_site(request.to or "cpu")
         lacking = missing_device(site) if request.require_device and site.mode == "simulated" else ""
         if site.reason:
-            reason = f"there is no {site.target} here, and it cannot be simulated: {site.reason}"
             for name in MESH_CHECKS if ranks.rank == 0 else ():
                 fails = lacking and name == "step"
-                self._emit(Message(check=failed(name, lacking) if fails else skipped(name, reason)))
+                self._emit(Message(check=failed(name, lacking) if fails else skipped(name, site.missing)))
             return
         with ExitStack() as stack:
             checkpoint = stack.enter_context(open_checkpoint(request.path, request.limits, keep_trees=True))

@@ -77,11 +77,7 @@ _MISSING: Final = frozenset({
 def check_script(
     bench: Bench, path: str, arguments: tuple[str, ...], answer: Callable[[CheckResult], None]
 ) -> CheckResult:
-    """Make the check.
-
-    Args:
-        answer: sends the result of a script that does not end; the process ends then.
-    """
+    """Make the check. ``answer`` sends the result of a script that does not end; the process ends then."""
 
     def end(check: CheckResult) -> None:
         answer(check._replace(evidence=tuple({**figures, **dict(check.evidence)}.items())))
@@ -93,7 +89,7 @@ def check_script(
 
     site = bench.site
     if site.reason:
-        return skipped(SCRIPT, f"there is no {site.target} here, and it cannot be simulated: {site.reason}")
+        return skipped(SCRIPT, site.missing)
     entrance = Entrance(CaseName(path, "", is_file=True))
     entrance.is_loaded = True  # no fix may assume that the script is only imported
     home = line_of(str(Path(path).absolute()), 0)

@@ -8,15 +8,15 @@ import weakref
 from contextlib import suppress
 from dataclasses import replace
 from itertools import compress, repeat
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 from torch import nn
 
 from ckptmove.case import Case
-from ckptmove.checkpoint.roles import is_kept_aside
 from ckptmove.errors import UnreadableInput
 from ckptmove.proof.checks import SCRIPT, failed, passed
+from ckptmove.proof.equality import has_values
 from ckptmove.proof.restored.loaded import LoadedFiles
 from ckptmove.proof.step.stored_state import (
     Ambiguous,
@@ -26,15 +26,13 @@ from ckptmove.proof.step.stored_state import (
     optimizer_state_dict,
 )
 from ckptmove.proof.tensors.wrappers import WithWrappers
-from ckptmove.text import amount, some
-from ckptmove.training.case.options import differing_options, doubts_and_notes
-from ckptmove.training.case.parts import OptimizerPart
-from ckptmove.training.case.restore import cast_text, frozen_in, matching_optimizer, own_state
+from ckptmove.training.case.parts import ModelPart, OptimizerPart
+from ckptmove.training.case.restore import frozen_in, matching_optimizer, own_state
 from ckptmove.training.case.step import OwnSteps
-from ckptmove.training.case.taken import Taking, is_same, not_taken, stored_parts
+from ckptmove.training.case.taken import Taking, stored_parts
 from ckptmove.training.code.calls import Given, variables
 from ckptmove.training.code.tensor_names import names_of
-from ckptmove.training.code.watch import is_target
+from ckptmove.training.outcome import Facts, RestoredModel, SteppedOptimizer, devices, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -52,37 +50,6 @@ _Compared = TypeVar("_Compared")
 _ROUNDS: Final = 10
 
 
-class _Model(NamedTuple):
-    """A model before the step, compared with the checkpoint."""
-
-    module: nn.Module  # the model
-    where: str | None  # path of its state_dict in the checkpoint; None if none fits
-    tensors: int = 0  # number of its tensors with the stored values
-    differing: tuple[str, ...] = ()  # parameters, and buffers after the load, with other values
-    total: int = 0  # number of its tensors that are stored
-    fault: str = ""  # why no state_dict fits; empty if one does
-    cast: tuple[str, ...] = ()  # tensors with the stored values in another dtype
-
-
-class _Optimizer(NamedTuple):
-    """An optimizer before its step, compared with the checkpoint."""
-
-    part: OptimizerPart  # the optimizer
-    steps: OwnSteps  # record of its steps
-    where: str | None  # path of its state_dict in the checkpoint; None if none fits
-    entries: int = 0  # number of parameters whose state has the stored values
-    stored: int = 0  # number of parameters with stored state
-    fault: str = ""  # why no stored state fits; empty if one does
-    modules: frozenset[int] = frozenset()  # identities of the models that it steps
-    groups: tuple[Mapping[str, Any], ...] = ()  # its stored groups
-    frozen: tuple[str, ...] = ()  # paths of the stored parameters without state that are frozen in it
-
-    @property
-    def kind(self) -> str:
-        """Name of its class."""
-        return type(self.part.optimizer).__name__
-
-
 class ScriptStep:
     """The comparison before the steps of a script, and the verdict after them."""
 
@@ -97,8 +64,9 @@ class ScriptStep:
         self._place = place
         self._session = session
         self._figures = figures
-        self._models: dict[int, _Model] = {}
-        self._optimizers: dict[int, _Optimizer] = {}
+        self._models: dict[int, RestoredModel] = {}
+        self._optimizers: dict[int, SteppedOptimizer] = {}
+        self._stepped: dict[int, frozenset[int]] = {}  # identities of the models that each optimizer steps
         parts = stored_parts(bench.checkpoint, bench.site.target)
         self._taking = Taking(parts, bench.stored.tensor, place)
         session.note_taken, session.note_seeded = self._taking.note, self._taking.forget
@@ -141,7 +109,7 @@ class ScriptStep:
         return any(not trained.isdisjoint(own - stepped) for own in map(_held, _live(torch.optim.Optimizer)))
 
     @property
-    def _judged(self) -> list[_Optimizer]:
+    def _judged(self) -> list[SteppedOptimizer]:
         """The optimizers that made a step, without those that only step models of other files."""
         return [one for one in self._optimizers.values() if not self._is_of_other_file(one.part)]
 
@@ -156,33 +124,40 @@ class ScriptStep:
         with torch.no_grad():
             return self._verdict() if is_tried else None
 
-    def _compared(self, optimizer: torch.optim.Optimizer) -> _Optimizer:
+    def _compared(self, optimizer: torch.optim.Optimizer) -> SteppedOptimizer:
         part = OptimizerPart("optimizer", "", None, optimizer)
         modules = self._modules(part)
         for module in modules:
             if id(module) not in self._models:
                 self._models[id(module)] = self._compared_model(module)
-        steps, identities = OwnSteps(part, self._place), frozenset(map(id, modules))
+        self._stepped[id(optimizer)] = frozenset(map(id, modules))
+        stepped = SteppedOptimizer(part, OwnSteps(part, self._place))
         if not self._bench.pairings:
-            return _Optimizer(part, steps, None, modules=identities)
-        found, fault = _each_fitting(lambda one: self._compared_state(replace(part, part=one), steps, modules))
-        best = max(found, key=lambda one: one.entries, default=_Optimizer(part, steps, None, fault=fault))
-        return best._replace(part=part, modules=identities)
+            return stepped
+        found, fault = _each_fitting(
+            lambda one: self._compared_state(stepped._replace(part=replace(part, part=one)), modules)
+        )
+        best = max(found, key=lambda one: one.entries, default=stepped._replace(fault=fault))
+        return best._replace(part=part)
 
-    def _compared_state(self, part: OptimizerPart, steps: OwnSteps, modules: list[nn.Module]) -> _Optimizer:
-        bench = self._bench
+    def _compared_state(self, stepped: SteppedOptimizer, modules: list[nn.Module]) -> SteppedOptimizer:
+        bench, part = self._bench, stepped.part
         places = [where for one in modules if (where := self._models[id(one)].where) is not None]
         case = Case({str(at): one for at, one in enumerate(modules)}, part.optimizer)
         record = matching_optimizer(bench.pairings, case, part, places)
         source = WithWrappers(bench.stored, LoadedFiles(bench.checkpoint.parts, bench.stored))
-        state = optimizer_state_dict(record, bench.checkpoint.inventory, source)
+        state = optimizer_state_dict(record, bench.checkpoint, source, bench.request.limits)
         keys = [key for group in state["param_groups"] for key in group["params"]]
         pairs = [(state["state"].get(key), one) for key, one in zip(keys, part.parameters, strict=True)]
         stored = [(values, one) for values, one in pairs if values]
         equal = sum(_has_state(part.optimizer.state.get(one), values, self._place) for values, one in stored)
-        frozen = (*frozen_in(bench, record.where, part),)
-        groups = tuple(state["param_groups"])
-        return _Optimizer(part, steps, record.where, equal, len(stored), groups=groups, frozen=frozen)
+        return stepped._replace(
+            where=record.where,
+            entries=equal,
+            stored=len(stored),
+            groups=tuple(state["param_groups"]),
+            frozen=tuple(frozen_in(bench, record.where, part)),
+        )
 
     def _modules(self, part: OptimizerPart) -> list[nn.Module]:
         """The models that an optimizer steps: those that were loaded, else the outermost that have its parameters."""
@@ -190,128 +165,68 @@ class ScriptStep:
         loaded = [one for one in self._session.modules if _has_any(one, own)]
         return _outermost(loaded or [one for one in _live(nn.Module) if _has_any(one, own)])
 
-    def _compared_model(self, module: nn.Module) -> _Model:
+    def _compared_model(self, module: nn.Module) -> RestoredModel:
         own = own_state(module)
         tensors = {key: value for key, value in own.items() if isinstance(value, torch.Tensor)}
         inventory, stored = self._bench.checkpoint.inventory, self._bench.stored
         found, fault = _each_fitting(lambda one: model_state(tensors, inventory, stored, one))
         now = {**tensors, **self._session.buffers.get(id(module), {})}
         compared = [self._equal(where, state, now, module) for where, state in found]
-        return max(compared, key=lambda one: one.tensors, default=_Model(module, None, fault=fault))
+        return max(compared, key=lambda one: one.tensors, default=RestoredModel(_part(module), None, fault=fault))
 
     def _equal(
         self, where: str, state: Mapping[str, torch.Tensor], now: Mapping[str, torch.Tensor], module: nn.Module
-    ) -> _Model:
-        apart = [key for key, value in state.items() if not is_same(self._place.to_cpu(now[key]), value)]
+    ) -> RestoredModel:
+        apart = [key for key, value in state.items() if not has_values(self._place.to_cpu(now[key]), value)]
         known = {name for name, _ in module.named_parameters(remove_duplicate=False)}
         known |= self._session.buffers.get(id(module), {}).keys()  # as they were after the load
-        differing = tuple(key for key in apart if key in known)
-        cast = tuple(key for key, value in state.items() if key not in apart and now[key].dtype != value.dtype)
-        return _Model(module, where, len(state) - len(apart), differing, len(state), cast=cast)
+        differing = tuple(f"model.{key}" for key in apart if key in known)
+        other = [key for key, value in state.items() if now[key].dtype != value.dtype and key not in apart]
+        cast = tuple(f"model.{key}" for key in other)
+        return RestoredModel(_part(module), where, len(state) - len(apart), len(state), differing, cast)
 
     def _verdict(self) -> CheckResult:
-        optimizers = self._judged or [*self._optimizers.values()]
-        judged = frozenset[int]().union(*(one.modules for one in optimizers))
+        optimizers, session = self._judged or [*self._optimizers.values()], self._session
+        judged = frozenset[int]().union(*(self._stepped[id(one.part.optimizer)] for one in optimizers))
         models = [one for identity, one in self._models.items() if identity in judged]
         every = list({id(one): one for each in optimizers for one in each.part.parameters}.values())
-        moved = set[int]().union(*(one.steps.moved for one in optimizers))
-        kinds = " and ".join(one.kind for one in optimizers)
-        tensors, entries = sum(one.tensors for one in models), sum(one.entries for one in optimizers)
-        differing = [one for each in optimizers for one in differing_options(each.groups, each.steps.options)]
-        lost, computed = doubts_and_notes(differing)
+        names = {id(one): f"model.{name}" for model in models for name, one in model.part.module.named_parameters()}
+        is_away = all(one.device.type != self._place.device.type for one in every)
         places = {one.where for one in models}
-        left = [one for one in self._taking.left if one.path not in places]
-        unrestored = not_taken("the script", left, self._taking.parts)
-        unseen = self._doubts(models, optimizers)
-        doubts = [*unseen, *lost, *unrestored]
-        self._figures |= {
-            "resumed": not unseen,
-            "loaded_at": str(self._session.loads[-1]),
+        facts = Facts(
+            who="script",
+            bench=self._bench,
+            place=self._place,
+            models=models,
+            optimizers=optimizers,
+            parameters=every,
+            names=names,
+            restored=f"by {session.loads[-1]}",
+            parts=self._taking.parts,
+            not_taken=[one for one in self._taking.left if one.path not in places],
+            away=every[0] if is_away else None,
+            raised=next(iter(session.raised.values()), ""),
+        )
+        fault, summary, figures = judge(facts)
+        self._figures |= figures | {
+            "loaded_at": str(session.loads[-1]),
             "model": [one.where for one in models],
-            "tensors": tensors,
-            "of_tensors": sum(one.total for one in models),
+            "tensors": sum(one.tensors for one in models),
+            "of_tensors": sum(one.stored for one in models),
             "optimizer": [one.kind for one in optimizers],
             "optimizer_state": [one.where for one in optimizers],
-            "entries": entries,
+            "entries": sum(one.entries for one in optimizers),
             "of_entries": sum(one.stored for one in optimizers),
             "frozen": [path for one in optimizers for path in one.frozen],
-            "parameters": len(every),
-            "moved": len(moved),
-            "options": [one.figures for one in differing],
-            "not_taken": [one.path for one in left],
-            "unproven": "; ".join(doubts),
-            "proven": not doubts,
+            "device": devices(facts),
         }
-        site, target = self._bench.site, self._place.device
-        names = {site.target if is_target(one.device, target) else self._place.device_of(one): None for one in every}
-        where = " and ".join(names)
-        place = site._replace(target=where).label
-        self._figures["device"] = where
-        fault = self._fault(models, optimizers, site.label)
-        if fault:
-            return failed(SCRIPT, fault, **{**self._figures, "proven": False})
-        restored = f"{amount(tensors, 'tensor')} and the state of {amount(entries, 'parameter')} restored"
-        count = amount(len(every), "parameter")
-        steps = amount(sum(one.steps.count for one in optimizers), "step")
-        summary = f"{steps} of {kinds} on {place}: {len(moved):,} of {count} moved, all finite"
-        unproven = [f"not proven: {'; '.join(doubts)}"] * bool(doubts)
-        return passed(SCRIPT, "; ".join([summary, f"{restored} by {self._session.loads[-1]}", *computed, *unproven]))
+        if fault is not None:
+            return failed(SCRIPT, fault.text, **{**self._figures, "proven": False})
+        return passed(SCRIPT, summary)
 
-    def _fault(self, models: list[_Model], optimizers: list[_Optimizer], place: str) -> str:
-        """The first fault of the step; empty for none."""
-        if self._session.raised:
-            return next(iter(self._session.raised.values()))
-        target = self._place.device
-        every = [one for each in optimizers for one in each.part.parameters]
-        names = self._names(models)
-        if not any(one.device.type == target.type for one in every):
-            on = self._place.device_of(every[0])
-            first = names.get(id(every[0]), "the first parameter")
-            return f"no parameter of the model is on {self._bench.site.target} in the step: {first} is on {on}"
-        if any(one.total and not one.tensors for one in models):
-            loaded = self._session.loads[-1]
-            return (
-                f"no tensor of the model has its stored value before the step: the checkpoint is only read, at {loaded}"
-            )
-        broken = next((one for one in every if not bool(torch.isfinite(self._place.to_cpu(one)).all())), None)
-        if broken is not None:
-            return f"after the step on {place} {names.get(id(broken), 'a parameter')} is not finite"
-        for one in optimizers:
-            if one.steps.is_still:
-                return f"no parameter of the model changed in the step of {one.kind} on {place}"
-        return ""
 
-    def _names(self, models: list[_Model]) -> dict[int, str]:
-        return {id(one): f"model.{name}" for model in models for name, one in model.module.named_parameters()}
-
-    def _doubts(self, models: list[_Model], optimizers: list[_Optimizer]) -> list[str]:
-        """Reasons why the step does not prove that everything stored resumes."""
-        doubts = [one.fault for one in models if one.fault] + [one.fault for one in optimizers if one.fault]
-        doubts += ["no model has the parameters of the optimizer"] * (not models)
-        differing = [f"model.{name}" for one in models for name in one.differing]
-        if differing:
-            count = amount(len(differing), "tensor")
-            doubts.append(f"{count} not as stored before the step ({some(differing, 3)})")
-        cast = [f"model.{name}" for one in models for name in one.cast]
-        if cast:
-            doubts.append(cast_text(cast))
-        for one in optimizers:
-            if one.where is not None and one.entries < one.stored:
-                state = f"the state of {one.stored - one.entries:,} of {amount(one.stored, 'parameter')}"
-                doubts.append(f"{state} in {one.kind} is not the stored one")
-            elif not one.stored and not one.fault:
-                doubts.append(f"there is no stored state for {one.kind}")
-            if not one.steps.moved:
-                doubts.append(f"no parameter moved in the step of {one.kind}")
-        names = self._names(models)
-        missed = [names.get(id(missed), "a parameter") for one in optimizers for missed in one.steps.missed]
-        if missed:
-            doubts.append(f"{amount(len(missed), 'parameter')} not stepped ({some(missed, 3)})")
-        found = {one.where for one in optimizers}
-        left = [one.where for one, _ in self._bench.pairings if one.where not in found and not is_kept_aside(one.where)]
-        if left and not any(one.fault for one in optimizers):
-            doubts.append(f"no optimizer with the state of {', '.join(one or 'the file' for one in left)} made a step")
-        return doubts
+def _part(module: nn.Module) -> ModelPart:
+    return ModelPart("model", "", None, module)
 
 
 def _each_fitting(compare: Callable[[str | None], _Compared]) -> tuple[list[_Compared], str]:
@@ -332,7 +247,7 @@ def _each_fitting(compare: Callable[[str | None], _Compared]) -> tuple[list[_Com
 def _has_state(now: Any, stored: Any, place: StepDevice) -> bool:
     """Whether the state of a parameter, or a value in it, has the stored values; options may be added."""
     if isinstance(stored, torch.Tensor):
-        return isinstance(now, torch.Tensor) and is_same(place.to_cpu(now), stored)
+        return isinstance(now, torch.Tensor) and has_values(place.to_cpu(now), stored)
     if isinstance(stored, dict):
         return isinstance(now, dict) and all(_has_state(now.get(key), one, place) for key, one in stored.items())
     if isinstance(stored, (list, tuple)):

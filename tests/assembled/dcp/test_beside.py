@@ -116,6 +116,7 @@ def test_a_tensor_in_several_files_takes_nothing_from_the_folders_after_it(distr
     assert [one.name for one in inventory.in_folder("aa").tensors] == ["aa.w"]
     near = inventory.in_folder("zz")
     assert [one.name for one in near.tensors] == [f"zz/{one.name}" for one in alone.tensors]
+    assert {one.folder for one in near.files} == {"zz"}
     assert [one.how for one in pair_all(inventory)] == [one.how for one in pair_all(alone)] == ["order"]
 
 

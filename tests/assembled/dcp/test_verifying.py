@@ -328,7 +328,7 @@ def test_a_piece_of_another_shape_fails_the_file(distributed, tmp_path):
     ("returned", "said"),
     [
         (lambda value: value + 1, "other bits"),
-        (lambda value: value.double(), "dtype torch.float64 in place of float32"),
+        (lambda value: value.double(), "dtype torch.float64 in place of torch.float32"),
         (lambda value: value.reshape(-1), "shape (6,) in place of (2, 3)"),
         (lambda value: {"w": value}, "no tensor"),
     ],

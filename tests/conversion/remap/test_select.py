@@ -91,6 +91,17 @@ def test_plain_values_have_the_role_other(selected) -> None:
     assert names(dropped) == {"epoch", "config"}
 
 
+def test_an_optimizer_in_a_state_dict_has_a_role_of_its_own(selected) -> None:
+    """torchtitan writes the model's tensors at the root, beside the optimizer."""
+    model = {f"layers.{key}": value for key, value in run()["model"].items()}
+    content = {**model, "optimizer": run()["optimizer"], "step": 3}
+    loaded, dropped = selected(content, only=("model",))
+    assert list(loaded) == [*model, "step"]
+    assert names(dropped) == {"optimizer"}
+    loaded, _ = selected(content, drop=("model",))
+    assert list(loaded) == ["optimizer"]
+
+
 def test_only_a_role_stays(selected) -> None:
     loaded, dropped = selected(run(), only=("model",))
     assert list(loaded) == ["model"]

@@ -102,6 +102,27 @@ def test_a_directory_is_proven_before_it_has_its_name(tmp_path, source):
     assert result.verified == 2
 
 
+def test_tensors_of_a_directory_have_the_roles_of_their_files(tmp_path):
+    """The folder ``models/`` does not make state of an optimizer a model."""
+    (tmp_path / "run" / "models").mkdir(parents=True)
+    tree = {"model": torch.nn.Linear(3, 2).state_dict(), "opt": {"state": [{"grad_avg": torch.ones(2, 3)}]}}
+    torch.save(tree, tmp_path / "run" / "models" / "m.pth")
+    result = ckptmove.convert(tmp_path / "run", dtype="bf16", output=tmp_path / "out", verify=True)
+    assert result.verified == 3
+    found = torch.load(tmp_path / "out" / "models" / "m.pth", weights_only=True)
+    assert found["opt"]["state"][0]["grad_avg"].dtype == torch.float32
+    assert found["model"]["weight"].dtype == torch.bfloat16
+
+
+def test_what_a_module_keeps_beside_its_state_is_no_part_of_its_state_dict(tmp_path):
+    module = torch.nn.Linear(3, 2)
+    module.grid = [torch.ones(3)]
+    torch.save({"model": module, "metrics": [module]}, tmp_path / "run.pth")
+    for options in ({"plain": True}, {"plain": True, "drop": "mod?l"}, {"drop": "mod?l"}):
+        name = "-".join(options)
+        assert ckptmove.convert(tmp_path / "run.pth", output=tmp_path / f"{name}.pth", verify=True, **options).verified
+
+
 def test_without_torch_it_is_refused_before_anything_is_written(source, tmp_path, monkeypatch):
     real = builtins.__import__
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from ckptmove.api.failures import failure_of
-from ckptmove.proof.checks import failed, passed, skipped
+from ckptmove.proof.checks import CHILD_CHECKS, failed, passed, skipped
 from ckptmove.proof.codec import dumps, loads
 from ckptmove.proof.errors import ChildKilled
 from ckptmove.proof.processes import child as module
-from ckptmove.proof.processes.child import CHILD_CHECKS, child, end_of, worker_command
+from ckptmove.proof.processes.child import child, end_of, worker_command
 from ckptmove.proof.processes.messages import Message
 from ckptmove.proof.processes.pipes import Pipes
 from ckptmove.proof.request import VerifyRequest

@@ -410,7 +410,7 @@ def test_what_it_raises_for_the_state_of_the_file_alone_is_the_failure(make, ans
         ("Lion", "Unsigned", "TypeError: "),
         ("Lion", "Leaving", "SystemExit: 3"),
         ("Lion", "LeavingEarly", "SystemExit: no GPU"),
-        ("Lion", "Waiting", "one step changes neither a parameter nor a moment"),
+        ("Lion", "Waiting", "neither a parameter nor a moment changed"),
         ("OnFirst", "OnFirst", "it refuses to step 1 of 4 parameters, and the others have no state"),
     ],
 )

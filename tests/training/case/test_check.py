@@ -4,6 +4,7 @@ import dataclasses
 import re
 import sys
 import textwrap
+from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
@@ -247,14 +248,14 @@ def test_other_optimizers_take_their_state(case_check, make, name):
 
 def test_an_option_that_is_a_tensor_goes_into_the_group(case_check, make):
     tree = make.tree("AdamW", lr=torch.tensor(0.25), foreach=False)
-    tree["optimizer"]["param_groups"][0]["where"] = torch.device("cpu")  # an object: the optimizer's own stays
+    tree["optimizer"]["param_groups"][0] |= {"where": torch.device("cpu"), "part": Fraction(1, 2)}
     body = returning(optimizer="Seen(model.parameters(), lr=0.1, foreach=False)")
     seen = """
 class Seen(torch.optim.AdamW):
     def load_state_dict(self, state):
         super().load_state_dict(state)
         group = self.param_groups[0]
-        assert (float(group['lr']), 'where' in group) == (0.25, False)
+        assert (float(group['lr']), group['where'], 'part' in group) == (0.25, torch.device("cpu"), False)
 
 """
     check = case_check(seen + body, path=make.save(tree))
@@ -489,11 +490,19 @@ def test_a_device_without_a_simulation_skips_the_case(answers, make, script, mon
     assert check["status"] == "skipped"
 
 
+def test_a_case_has_the_options_that_are_objects(case_check, make):
+    tree = make.tree()
+    tree["optimizer"]["param_groups"][0]["factors"] = {"loss": [2.0]}
+    step = "lambda pair: model(pair[0].to(device)).sum() * optimizer.param_groups[0]['factors']['loss'][0]"
+    check = case_check(returning(step=step), path=make.save(tree))
+    assert (check["status"], check["evidence"]["proven"]) == ("passed", True)
+
+
 def test_a_storage_that_is_gone_is_said(case_check, make, monkeypatch):
     from ckptmove.errors import DamagedArchive
     from ckptmove.training.case import check as room
 
-    def restore(bench, case):
+    def restore(bench, case, place):
         raise DamagedArchive("c.pt", "'model.0.weight' is not stored plainly and whole")
 
     monkeypatch.setattr(room, "restore_case", restore)

@@ -14,7 +14,6 @@ from ckptmove.proof.place import TorchDevice
 from ckptmove.training.case.options import (
     AtStep,
     differing_options,
-    doubts_and_notes,
     options_at_step,
     record_options,
 )
@@ -59,6 +58,11 @@ def differing(theirs, optimizer):
         (TENSOR, None, False),
         ("exp", TENSOR, False),
         ((0.9, 0.99), [0.9, 0.99], True),
+        ({"a": TENSOR, "b": [1]}, {"b": [1], "a": TENSOR.clone()}, True),
+        ({"a": TENSOR}, {"a": torch.zeros(2)}, False),
+        ({"a": 1}, {"a": 1, "b": 2}, False),
+        ({"a": 1}, 1, False),
+        (torch.float32, torch.float32, True),
         ((0.9, TENSOR), (0.9, 1e-3), True),
         ((0.9, 0.99), (0.9,), False),
         ((0.9, 0.99), 0.9, False),
@@ -151,9 +155,7 @@ def test_what_sets_an_option_after_the_load_is_known(optimizer, change, construc
     first = differing(theirs, optimizer)[0]
     assert (first.option, first.setter.constructor, first.is_lost) == ("lr", constructor, bool(constructor))
     assert first.figures["at"]
-    lost, computed = doubts_and_notes([first])
-    assert (len(lost), len(computed)) == ((1, 0) if constructor else (0, 1))
-    assert str(first.setter.line) in (lost or computed)[0]
+    assert str(first.setter.line) in str(first)
 
 
 @pytest.mark.parametrize(

@@ -467,7 +467,7 @@ def test_what_step_is_follows_from_the_optimizers_and_not_from_the_models(case_c
         ),
         ("return lossD, lossG", "return float('inf')", "the loss is inf"),
         ("lossG = -netD(fake).mean()", "lossG = -netD(fake).mean() * 1e38 * 1e38", "model['netG'].0.weight is not fin"),
-        ("optG.step()", "netG.zero_grad(); optG.step()", "changed in optimizer['optG'].step()"),
+        ("optG.step()", "netG.zero_grad(); optG.step()", "changed in the step of optimizer['optG'] on"),
     ],
 )
 def test_what_came_of_a_step_is_judged_for_each_model(case_check, old, new, said):

@@ -11,9 +11,10 @@ import torch
 
 from ckptmove.limits import Limits
 from ckptmove.opening.checkpoint import open_checkpoint
+from ckptmove.proof.loading.values import values_at
 from ckptmove.proof.place import TorchDevice
 from ckptmove.proof.tensors.stored import StoredTensors
-from ckptmove.training.case.taken import Taking, not_taken, stored_parts, values_at
+from ckptmove.training.case.taken import Taking, stored_parts
 
 SCHEDULER = {"last_epoch": 40, "_step_count": 41, "base_lrs": [0.1], "_last_lr": [0.05], "step_size": 3, "gamma": 0.5}
 SCALER = {"scale": 1024.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 17}
@@ -148,22 +149,6 @@ def test_an_average_is_taken_if_its_tensors_are_in_use(opened, is_idle):
     assert paths(taking) == (["ema"] if is_idle else [])
 
 
-@pytest.mark.parametrize(
-    ("left", "named"),
-    [
-        ([], []),
-        (["scaler"], ["scaler is in the file; the script does not restore it"]),
-        (["rng.a"], ["rng.a is in the file; the script does not restore it"]),
-        (["rng.b", "rng.a"], ["rng is in the file; the script does not restore it"]),
-        (["rng.b", "ema", "scaler"], ["scaler, ema and rng.b are in the file; the script restores none of them"]),
-    ],
-)
-def test_all_parts_of_a_role_are_named_by_the_role(opened, left, named):
-    taking = opened(ema=EMA, scaler=SCALER, rng={"a": STATE, "b": STATE + 1})
-    chosen = [one for one in taking.parts if one.path in left]
-    assert not_taken("the script", chosen, taking.parts) == named
-
-
 def test_a_whole_file_is_a_part_by_its_name(tmp_path):
     torch.save(SCHEDULER, tmp_path / "scheduler.pt")
     torch.save(EMA, tmp_path / "model.pt")
@@ -171,7 +156,4 @@ def test_a_whole_file_is_a_part_by_its_name(tmp_path):
         with open_checkpoint(str(path), Limits(), keep_trees=True) as checkpoint:
             (part,) = stored_parts(checkpoint, "cpu")
             assert part.path == expected
-            assert not_taken("the case", [part], [part, part._replace(path="other")])[0].startswith(
-                f"{expected or 'the file'} is"
-            )
-            assert values_at(checkpoint, expected) == [part.value]
+            assert values_at(checkpoint, {expected}) == {expected: part.value}

@@ -14,14 +14,13 @@ from distributed_checkpoints import Distributed
 from torchrun import SUPPORT
 
 from ckptmove.errors import CaseUnusable, CkptMoveError, UsageError
-from ckptmove.proof.checks import failed, passed
+from ckptmove.proof.checks import CHILD_CHECKS, MESH_CHECKS, failed, passed
 from ckptmove.proof.codec import to_plain
 from ckptmove.proof.errors import TorchBroken
-from ckptmove.proof.processes.child import CHILD_CHECKS, Child
+from ckptmove.proof.processes.child import Child
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.training.mesh import meeting
 from ckptmove.training.mesh.errors import RankFailed
-from ckptmove.training.mesh.faults import MESH_CHECKS
 from ckptmove.training.mesh.launch import Launch
 from ckptmove.training.mesh.run import Rank
 

@@ -102,6 +102,16 @@ def test_an_option_that_is_lost_is_not_proven(ran, lines, expected):
     assert evidence["proven"] is not any(lost for _, _, lost in expected)
 
 
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_an_option_that_is_an_object_is_compared(ran, make, is_restored):
+    stored = make.tree(lr=0.125)["optimizer"]
+    stored["param_groups"][0]["ranks"] = {"a": [1, (2,)]}
+    lines = LOADED if is_restored else OPTIONS["groups that are not restored"][0]
+    evidence = ran(BUILT, lines, LOOP, to="cpu", optimizer=stored)
+    assert ("ranks" in [one["option"] for one in evidence["options"]]) is not is_restored
+    assert evidence["proven"] is is_restored
+
+
 #: Parts of the checkpoint, the line that takes them, and the paths that are left.
 PARTS = {
     "nothing": ({"scaler": SCALER, "rng": torch.get_rng_state()}, "", ["rng", "scaler"]),

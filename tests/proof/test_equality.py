@@ -1,11 +1,11 @@
-"""Comparison of the bits of tensors."""
+"""Comparison of two tensors, bit for bit and within a tolerance."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from ckptmove.proof.tensors.stored import bits, same_bits, same_integers
+from ckptmove.proof.equality import bits, difference, other_form, same_bits, same_integers
 
 
 def test_bits_tell_zeros_apart_and_not_nans():
@@ -54,3 +54,29 @@ def test_strided_tensors_are_compared(shape, stride):
         changed = values.clone()
         changed[(-1,) * len(shape)] = -7
         assert not same_bits(values, changed)
+
+
+@pytest.mark.parametrize(
+    ("value", "reference", "exact", "text"),
+    [
+        (torch.ones(3), torch.ones(3), True, ""),
+        (torch.ones(3), torch.ones(3) + 1e-6, False, ""),
+        (torch.ones(3), torch.ones(3) + 1e-6, True, " in 3 of 3 elements, by up to"),
+        (torch.ones(3), torch.tensor([1.0, 1.5, 1.0]), False, " in 1 of 3 elements, by up to 0.5"),
+        (torch.tensor([1j, 2]), torch.tensor([0j, 2]), True, " in 1 of 2 elements, by up to 1"),
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), False, " in 1 of 2 elements, by up to 1"),
+        (torch.ones(3), torch.ones(3).double(), False, ": dtype torch.float32 in place of torch.float64"),
+        (torch.ones(3), torch.ones(1, 3), False, ": shape (3,) in place of (1, 3)"),
+        (torch.ones(0), torch.ones(0), True, ""),
+    ],
+)
+def test_a_difference_is_counted_and_measured(value, reference, exact, text):
+    found = difference(value, reference, exact=exact)
+    assert found.startswith(text)
+    assert bool(found) is bool(text)
+
+
+def test_strides_are_compared_if_there_are_any():
+    value = torch.ones(2, 3).T
+    assert not other_form(value, torch.float32, (3, 2))
+    assert other_form(value, torch.float32, (3, 2), (2, 1)) == "stride (1, 3) in place of (2, 1)"
