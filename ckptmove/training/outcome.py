@@ -51,6 +51,7 @@ class SteppedOptimizer(NamedTuple):
     entries: int = 0  # number of parameters with their stored state
     stored: int = 0  # number of parameters whose state is stored
     groups: tuple[Mapping[str, Any], ...] = ()  # its groups in the file
+    left_out: tuple[str, ...] = ()  # options of them that only unpickling could rebuild
     frozen: tuple[str, ...] = ()  # paths of the stored parameters without state that are frozen in it
     fault: str = ""  # why no stored state fits; empty if one does
 
@@ -108,7 +109,11 @@ def judge(facts: Facts) -> Outcome:
     optimizers, parameters = facts.optimizers, facts.parameters
     options = [option for one in optimizers for option in differing_options(one.groups, one.steps.options)]
     doubts = _doubts(facts)
-    unproven = "; ".join([*doubts, *(str(one) for one in options if one.is_lost), *_not_taken(facts)])
+    unequal = [str(one) for one in options if one.is_lost]
+    unequal += [
+        f"{key} is in the file as an object that is not unpickled" for one in optimizers for key in one.left_out
+    ]
+    unproven = "; ".join([*doubts, *unequal, *_not_taken(facts)])
     moved = set[int]().union(*(one.steps.moved for one in optimizers))
     motion = Motion(len(parameters), len(moved & set(map(id, parameters))))
     steps = amount(sum(one.steps.count for one in optimizers), "step")

@@ -31,7 +31,7 @@ def stepped(kind="Adam", key="", where="optimizer", entries=2, stored=2, fault="
     optimizer = getattr(torch.optim, kind)(MODEL.parameters(), lr=0.1)
     part = OptimizerPart(f"optimizer[{key!r}]" if key else "optimizer", key, None, optimizer)
     groups = ({"lr": 0.5},) if "options" in record else ()
-    return SteppedOptimizer(part, steps(**record), where, entries, stored, groups, (), fault)
+    return SteppedOptimizer(part, steps(**record), where, entries, stored, groups, fault=fault)
 
 
 PROVEN = Facts(
@@ -143,6 +143,12 @@ def test_an_option_that_was_lost_is_a_doubt_and_one_that_is_computed_a_note(cons
     outcome = judge(PROVEN._replace(optimizers=[optimizer]))
     assert (outcome.figures["resumed"], outcome.figures["proven"]) == (True, not constructor)
     assert ("not proven: lr is 0.1" in outcome.summary, "lr is 0.1" in outcome.summary) == (bool(constructor), True)
+
+
+def test_an_option_that_is_not_unpickled_is_not_compared():
+    outcome = judge(PROVEN._replace(optimizers=[stepped()._replace(left_out=("part",))]))
+    assert (outcome.figures["resumed"], outcome.figures["proven"]) == (True, False)
+    assert outcome.figures["unproven"].startswith("part is in the file")
 
 
 @pytest.mark.parametrize(

@@ -68,16 +68,7 @@ class _Homes(dict[str, "tuple[OpenPart, StorageRef]"]):
 def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file: bool) -> Remapped:
     """Change a checkpoint, with its trees, as the request of a plan says."""
     options, inventory, listing = plan.request.remap, checkpoint.inventory, checkpoint.listing
-    if options.as_root and not (as_file or checkpoint.is_whole):
-        raise UsageError(
-            Phrase(
-                Argument("as_root"),
-                " writes one file: name it with a suffix, for example ",
-                Argument("output", "model.pth"),
-            )
-        )
-    if as_file and isinstance(inventory, DirectoryInventory):
-        require_gatherable(inventory)
+    _require_possible(checkpoint, options, as_file=as_file)
     pickle_bytes = sum(part.inventory.size_bytes for part in checkpoint.parts)
     sources: Mapping[str, str] = {}
     root = combine(checkpoint, plan, limits)
@@ -128,6 +119,20 @@ def remap(checkpoint: OpenCheckpoint, plan: MovePlan, limits: Limits, *, as_file
     lost = (link.path for link in listing.links if link.path in files.removed)
     links = (Dropped(path, 0, 0, "drop" if options.drop else "only") for path in lost)
     return replace(result, kept=files, plan=result.plan._replace(dropped=(*result.plan.dropped, *links)))
+
+
+def _require_possible(checkpoint: OpenCheckpoint, options: Remap, *, as_file: bool) -> None:
+    """Raise UsageError or NotGathered for options that no file can fulfil."""
+    if options.as_root and not (as_file or checkpoint.is_whole):
+        raise UsageError(
+            Phrase(
+                Argument("as_root"),
+                " writes one file: name it with a suffix, for example ",
+                Argument("output", "model.pth"),
+            )
+        )
+    if as_file and isinstance(checkpoint.inventory, DirectoryInventory):
+        require_gatherable(checkpoint.inventory)
 
 
 def _with_roles(made: Inventory, inventory: Inventory) -> Inventory:

@@ -124,7 +124,7 @@ def _placed(part: OpenPart, options: Remap) -> Iterator[tuple[TensorRecord, _Hom
             path = path.rpartition(".")[0]
         member = by_path[path]
         holder = members[member.parent] if member.is_tensor and isinstance(member.key, str) else member
-        is_home = holder is not member or options.plain or member.same != -1
+        is_home = holder is not member or (not member.is_tensor and (options.plain or member.same != -1))
         home = of_optimizers.get(record.name)
         if home is None and is_home and record.role in _STATE_DICTS and holder.role in _STATE_DICTS:
             before = f"{holder.path}." if holder.path else ""

@@ -159,6 +159,12 @@ def optimizer_state_dict(
     return {"state": state, "param_groups": groups}
 
 
+def left_out(optimizer: OptimizerRecord, state: Mapping[str, Any]) -> tuple[str, ...]:
+    """The options of an optimizer that its state_dict lacks: only unpickling could rebuild them."""
+    pairs = zip(optimizer.groups, state["param_groups"], strict=True)
+    return tuple(dict.fromkeys(key for group, made in pairs for key, _ in group.options if key not in made))
+
+
 def _value(record: TensorRecord, source: TensorSource) -> torch.Tensor:
     """A tensor of an optimizer's state; a copy of a wrapper subclass, because a step writes to it."""
     if record.kind != "wrapper-subclass":

@@ -16,6 +16,7 @@ from ckptmove.proof.step.stored_state import (
     Mismatch,
     ambiguous,
     is_inside,
+    left_out,
     model_state,
     no_part,
     optimizer_state_dict,
@@ -101,6 +102,7 @@ def _restore_optimizer(
         entries=entries,
         stored=entries,
         groups=tuple(state["param_groups"]),
+        left_out=left_out(record, state),
         frozen=tuple(frozen_in(bench, record.where, own)),
     )
 

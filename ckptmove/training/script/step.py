@@ -22,6 +22,7 @@ from ckptmove.proof.step.stored_state import (
     Ambiguous,
     Mismatch,
     NeedsUnpickling,
+    left_out,
     model_state,
     optimizer_state_dict,
 )
@@ -156,6 +157,7 @@ class ScriptStep:
             entries=equal,
             stored=len(stored),
             groups=tuple(state["param_groups"]),
+            left_out=left_out(record, state),
             frozen=tuple(frozen_in(bench, record.where, part)),
         )
 

@@ -117,7 +117,8 @@ def test_tensors_of_a_directory_have_the_roles_of_their_files(tmp_path):
 def test_what_a_module_keeps_beside_its_state_is_no_part_of_its_state_dict(tmp_path):
     module = torch.nn.Linear(3, 2)
     module.grid = [torch.ones(3)]
-    torch.save({"model": module, "metrics": [module]}, tmp_path / "run.pth")
+    pairs = {"model": {"weight": torch.ones(2), "packed": (torch.ones(1), torch.zeros(2))}}
+    torch.save({"model": module, "metrics": [module], "other": pairs}, tmp_path / "run.pth")
     for options in ({"plain": True}, {"plain": True, "drop": "mod?l"}, {"drop": "mod?l"}):
         name = "-".join(options)
         assert ckptmove.convert(tmp_path / "run.pth", output=tmp_path / f"{name}.pth", verify=True, **options).verified

@@ -260,6 +260,7 @@ class Seen(torch.optim.AdamW):
 """
     check = case_check(seen + body, path=make.save(tree))
     assert check["status"] == "passed", check["detail"]
+    assert check["evidence"]["unproven"].startswith("part is in the file")
 
 
 def test_weights_alone_are_stepped_and_prove_no_resume(case_check, make):
