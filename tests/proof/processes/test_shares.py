@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from ckptmove.api.failures import failure_of
 from ckptmove.api.functions import verify
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.errors import UsageError
@@ -25,6 +26,7 @@ from ckptmove.io.cores import cores
 from ckptmove.limits import Limits
 from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.codec import dumps, loads
+from ckptmove.proof.errors import ChildKilled
 from ckptmove.proof.place import TorchDevice
 from ckptmove.proof.processes.child import worker_command
 from ckptmove.proof.processes.shares import share
@@ -375,6 +377,13 @@ def test_a_process_that_ends_without_results_fails_the_first_check(verified, end
     found = verified(f"import os\nos.register_at_fork(after_in_child={end})")
     restore = next(check for check in found["results"][0]["checks"] if check["name"] == "restore")
     assert (restore["status"], restore["evidence"]) == ("failed", {"exit_code": code})
+
+
+@pytest.mark.unmeasured
+def test_a_process_that_is_killed_says_nothing_of_the_checkpoint(verified):
+    with pytest.raises(ChildKilled) as caught:
+        verified("import os\nos.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), 9))")
+    assert failure_of(caught.value).exit_code == 70
 
 
 @pytest.mark.slow
