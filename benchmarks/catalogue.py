@@ -9,7 +9,6 @@ that are not found and false alarms are listed below the table, and make the exi
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 import tempfile
 import warnings
@@ -17,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from unittest.mock import patch
 
 import torch
@@ -39,8 +38,10 @@ import ckptmove
 from ckptmove.api.functions import convert
 from ckptmove.model import Severity
 from ckptmove.proof.checks import CASE, CHECKS
+from ckptmove.proof.codec import loads
 from ckptmove.proof.place import find_site
 from ckptmove.proof.processes import child
+from ckptmove.proof.processes.messages import Message, read_message
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.training import run, worker
 
@@ -212,11 +213,11 @@ def verdict(path: str, **options: Any) -> Verdict:
 
     @contextmanager
     def started(_command: object, request: str, _variables: object = None) -> Iterator[SimpleNamespace]:
-        messages: list[dict[str, object]] = []
-        worker.run(VerifyRequest.from_json(request), messages.append)
+        messages: list[Message] = []
+        worker.run(loads(VerifyRequest, request), messages.append)
         answers = child.Answers()
         for message in messages:
-            child._take(json.dumps(message), answers)  # noqa: SLF001  # messages of a child process are read like this
+            answers.take(cast("Message", read_message(message.line())))
         yield SimpleNamespace(collect=lambda *_: answers)
 
     with patch.object(run, "child", started), warnings.catch_warnings():

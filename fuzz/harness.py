@@ -22,7 +22,6 @@ from ckptmove.cli.render.renderer import Detail, InspectAnswer
 from ckptmove.cli.render.text import Page, sentence
 from ckptmove.comparison.compare import TensorComparison
 from ckptmove.comparison.counterparts import find_counterparts
-from ckptmove.comparison.differences import Criteria
 from ckptmove.conversion.conversion import Conversion, ConvertRequest
 from ckptmove.conversion.plan import plan_move
 from ckptmove.conversion.remap.new_files import lay_out_file
@@ -230,7 +229,7 @@ def require_planned(source: Snapshot, plan: MovePlan, output: Snapshot) -> None:
 
 def _require_different(source: OpenCheckpoint, plan: MovePlan, output: OpenCheckpoint) -> None:
     """Check that ``diff`` finds only changes that the plan makes: devices, casts, flags and strings."""
-    comparison = TensorComparison(source, output, Criteria(), LIMITS, lambda *_: None)
+    comparison = TensorComparison(source, output, LIMITS, lambda *_: None)
     found = comparison.result(find_counterparts(source, output))
     require(not found.added and not found.removed, "diff finds added or removed tensors")
     allowed: set[str] = {"device"}

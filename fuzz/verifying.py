@@ -11,8 +11,10 @@ from ckptmove.api import document
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.cli.render import github, report, verification
 from ckptmove.proof.checks import CHECKS, skipped
+from ckptmove.proof.codec import dumps, loads
 from ckptmove.proof.evidence import Verdict
 from ckptmove.proof.file_checks import fail_on_findings
+from ckptmove.proof.opened import Opened
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.proof.step.entries import leaves, nested_state
 from ckptmove.proof.step.optimizers import choose_optimizer
@@ -37,14 +39,15 @@ def examine_resume(data: bytes) -> None:
     whole = opened(data)
     limit_tensor_sizes(whole, LIMITS)
     facts = whole.check()
+    pairings = list(zip(whole.inventory.optimizers, pair_all(whole.inventory), strict=True))
     for request in _REQUESTS:
-        _show(whole, facts, VerifyRequest.from_json(request.to_json()))
+        _show(Opened(whole, None, whole.nbytes, pairings, None), facts, loads(VerifyRequest, dumps(request)))
     _plan_steps(whole)
 
 
-def _show(whole: OpenCheckpoint, facts: tuple[ArchiveFact, ...], request: VerifyRequest) -> None:
+def _show(whole: Opened, facts: tuple[ArchiveFact, ...], request: VerifyRequest) -> None:
     """Render the output of ``verify`` in every format, with the checks of torch skipped."""
-    findings, here, _ = checks_without_torch(whole, facts, request)
+    findings, here = checks_without_torch(whole, facts, request)
     made = {check.name: check for check in here}
     checks = tuple(fail_on_findings(made.get(name, skipped(name, "it needs torch")), findings) for name in CHECKS)
     result = Verdict(

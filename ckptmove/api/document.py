@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from ckptmove.api.figures import shares
 from ckptmove.checkpoint.directories import DirectoryInventory
 from ckptmove.checkpoint.pairing import parameter_names
-from ckptmove.proof.checks import finding_to_json
 from ckptmove.text import escaped
 
 if TYPE_CHECKING:
@@ -259,6 +258,11 @@ def _tensor(tensor: TensorRecord) -> Json:
 
 def _finding(finding: Finding) -> Json:
     return finding_to_json(finding) | {"message": escaped(finding.message), "fix": escaped(finding.fix)}
+
+
+def finding_to_json(finding: Finding) -> Json:
+    """A finding, with its texts as they are."""
+    return {**finding._asdict(), "severity": finding.severity.value, "where": list(finding.where)}
 
 
 def _expected(expectation: Expectation) -> Json:

@@ -1,15 +1,18 @@
-"""Build check results, and convert them to JSON for the pipe between child process and parent."""
+"""Build check results, and count the faults that they name, also in several processes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from ckptmove.model import Finding, Severity
 from ckptmove.proof.evidence import CheckResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from dataclasses import Field
+
+    from typing_extensions import Self
 
 #: The check of ``--case``.
 CASE: Final = "case"
@@ -32,31 +35,72 @@ NOTHING_TO_RESUME: Final = "there is no optimizer state: nothing to resume"
 _NAMED: Final = 5
 
 
+#: Metadata of a field of a tally: of two dicts with one key, both have the same value for it.
+UNITED: Final[Mapping[str, Any]] = {"join": lambda one, other: one | other}
+
+
+class Tally:
+    """Base of a data class of figures and faults, to which those of other processes are added.
+
+    A field declares in its metadata how it is joined; else numbers and lists are added, sets united, and dicts joined
+    by key. Private fields stay with their process.
+    """
+
+    __slots__: tuple[str, ...] = ()
+
+    def set_index(self, index: int) -> None:
+        """Set the index of the tensor or parameter that is being checked."""
+        for one in _fields(cast("Any", type(self))):
+            value = getattr(self, one.name)
+            if isinstance(value, Tally):
+                value.set_index(index)
+
+    def join(self, other: Self) -> None:
+        """Add the figures and faults of another process."""
+        for one in _fields(cast("Any", type(self))):
+            how, value = one.metadata.get("join", _added), getattr(self, one.name)
+            setattr(self, one.name, how(value, getattr(other, one.name)))
+
+
+@cache
+def _fields(kind: Any) -> tuple[Field[Any], ...]:
+    return tuple(one for one in fields(kind) if not one.name.startswith("_"))
+
+
+def _added(one: Any, other: Any) -> Any:
+    if isinstance(one, Tally):
+        one.join(other)
+        return one
+    if isinstance(one, dict):
+        for key, value in other.items():
+            one[key] = _added(one[key], value) if key in one else value
+        return one
+    return one | other if isinstance(one, set) else one + other
+
+
 @dataclass(slots=True)
-class Offenders:
+class Offenders(Tally):
     """A list of faults: the first few as text, the rest as a number."""
 
     count: int = 0  # number of faults
-    first: list[str] = field(default_factory=list)  # texts of the first few
-    place: int = 0  # index of the tensor that is being checked, by which the faults of several processes are sorted
-    _places: list[int] = field(default_factory=list)
+    #: texts of the first few, each with the index of its tensor or parameter, by which those of processes are sorted.
+    first: list[tuple[int, str]] = field(
+        default_factory=list,
+        metadata={"join": lambda one, other: sorted([*one, *other], key=lambda fault: fault[0])[:_NAMED]},
+    )
+    named: list[tuple[int, str]] = field(default_factory=list)  # names of tensors with a fault, likewise
+    _index: int = 0  # that of the tensor or parameter that is being checked
 
-    def add(self, text: str) -> None:
-        """Add a fault."""
+    def set_index(self, index: int) -> None:
+        """Set the index for the faults that follow."""
+        self._index = index
+
+    def add(self, text: str, name: str = "") -> None:
+        """Add a fault, and the name of its tensor, if all names are needed."""
         self.count += 1
+        self.named += [(self._index, name)] * bool(name)
         if len(self.first) < _NAMED:
-            self.first.append(text)
-            self._places.append(self.place)
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON, for another process."""
-        return {"count": self.count, "first": list(zip(self._places, self.first, strict=True))}
-
-    def join(self, other: Mapping[str, Any]) -> None:
-        """Add the faults of another process, from the result of :meth:`to_json`."""
-        both = sorted([*zip(self._places, self.first, strict=True), *other["first"]], key=lambda one: one[0])[:_NAMED]
-        self.count += other["count"]
-        self._places, self.first = [place for place, _ in both], [text for _, text in both]
+            self.first.append((self._index, text))
 
     def __bool__(self) -> bool:
         return self.count > 0
@@ -64,46 +108,25 @@ class Offenders:
     def __str__(self) -> str:
         return "; ".join(self.failures())
 
+    @property
+    def names(self) -> list[str]:
+        """The names, in the order of the tensors."""
+        return [name for _, name in sorted(self.named, key=lambda one: one[0])]
+
     def failures(self, prefix: str = "") -> list[str]:
         """The texts, and the number of the others; the prefix goes before the first one."""
         rest = self.count - len(self.first)
         more = [f"and {rest:,} more"] if rest else []
-        return [f"{prefix}{self.first[0]}", *self.first[1:], *more] if self.first else []
+        return [f"{prefix}{self.first[0][1]}", *(text for _, text in self.first[1:]), *more] if self.first else []
 
 
-class Joined:
-    """Base of a data class of counts and faults, to which those of other processes are added."""
+class First(Offenders):
+    """Faults of which only the first one is told."""
 
-    __slots__: tuple[str, ...] = ()
+    __slots__ = ()
 
-    def _joined(self) -> dict[str, Any]:
-        """The fields that take part: all but private ones."""
-        return {name: getattr(self, name) for name in self.__slots__ if not name.startswith("_")}
-
-    def set_place(self, place: int) -> None:
-        """Set the index of the tensor that is being checked."""
-        for value in self._joined().values():
-            if isinstance(value, Joined):
-                value.set_place(place)
-            elif isinstance(value, Offenders):
-                value.place = place
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to JSON, for another process."""
-        return {
-            name: value.to_json() if isinstance(value, Joined | Offenders) else value
-            for name, value in self._joined().items()
-        }
-
-    def join(self, other: Mapping[str, Any]) -> None:
-        """Add counts and faults of another process, from the result of :meth:`to_json`."""
-        for name, mine in self._joined().items():
-            if isinstance(mine, Joined | Offenders):
-                mine.join(other[name])
-            elif isinstance(mine, dict):
-                mine.update(other[name])  # a Counter adds
-            else:
-                setattr(self, name, mine + other[name])
+    def __str__(self) -> str:
+        return self.first[0][1] if self.first else ""
 
 
 def passed(name: str, detail: str, fix: str = "", /, **evidence: object) -> CheckResult:
@@ -124,30 +147,3 @@ def skipped(name: str, reason: str, fix: str = "", /, **evidence: object) -> Che
 
 def _with_fix(text: str, fix: str) -> str:
     return f"{text}; fix: {fix}" if fix else text
-
-
-def check_to_json(check: CheckResult) -> dict[str, object]:
-    """A check as JSON, for the parent process."""
-    return {**check._asdict(), "evidence": dict(check.evidence)}
-
-
-def check_from_json(value: Mapping[str, Any]) -> CheckResult:
-    """Convert the JSON object of :func:`check_to_json` back."""
-    return CheckResult(**{**value, "evidence": tuple(value["evidence"].items()), "failures": tuple(value["failures"])})
-
-
-def finding_to_json(finding: Finding) -> dict[str, object]:
-    """A finding as JSON, for ``--json`` and for the parent process."""
-    return {
-        "code": finding.code,
-        "name": finding.name,
-        "severity": finding.severity.value,
-        "message": finding.message,
-        "where": list(finding.where),
-        "fix": finding.fix,
-    }
-
-
-def finding_from_json(value: Mapping[str, Any]) -> Finding:
-    """Convert the JSON object of :func:`finding_to_json` back."""
-    return Finding(**{**value, "severity": Severity(value["severity"]), "where": tuple(value["where"])})

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ckptmove.model import Finding
 
 CheckStatus: TypeAlias = Literal["passed", "failed", "skipped"]
+Mode: TypeAlias = Literal["real", "simulated", "cpu"]
 #: Beginning of :attr:`Verdict.unfixed` if no run shows whether the edits mend the code.
 NOT_KNOWN: Final = "not known"
 
@@ -85,6 +86,12 @@ class RanksOfRun(NamedTuple):
     resharded: bool = False  # whether a rank has another part of a tensor than any rank saved
     faults: tuple[RankFault, ...] = ()  # faults of single ranks
 
+    def updated(self, other: RanksOfRun) -> RanksOfRun:
+        """These facts, with those that another has."""
+        return self._replace(
+            **{name: value for name, value in other._asdict().items() if value not in {None, (), False}}
+        )
+
     def __str__(self) -> str:
         """The ranks, their mesh, and by how many ranks the checkpoint was saved."""
         dims = f": {', '.join(self.dims)}" if self.dims else ""
@@ -102,7 +109,7 @@ class Verdict(OneLine):
 
     path: str  # the path as the caller passed it
     target: str  # device of the step
-    mode: Literal["real", "simulated", "cpu"]  # `real`, `simulated` or `cpu`
+    mode: Mode  # `real`, `simulated` or `cpu`
     passed: bool  # whether no check failed
     #: whether every optimizer was stepped on its own stored parameters and options, and its step used the stored
     #: state. False if a step was skipped, if anything replaced values that the file does not contain, or if only a

@@ -1,12 +1,11 @@
-"""The options of ``verify``, and their JSON for the child process."""
+"""The options of ``verify``."""
 
 from __future__ import annotations
 
-import json
 from typing import NamedTuple
 
 from ckptmove.limits import Limits
-from ckptmove.proof.source_edits import Edit
+from ckptmove.proof.source_edits import Edit  # noqa: TC001  # the codec reads the annotations
 from ckptmove.torch_facts.optimizers import BY_NAME
 
 
@@ -52,21 +51,3 @@ class VerifyRequest(NamedTuple):
     def runs_own_code(self) -> bool:
         """Whether the child process runs any code of the user: a training or an optimizer."""
         return self.runs_training or not (self.optimizer is None or self.optimizer in BY_NAME)
-
-    def to_json(self) -> str:
-        """Convert to a JSON document."""
-        return json.dumps({**self._asdict(), "limits": self.limits._asdict()})
-
-    @classmethod
-    def from_json(cls, text: str) -> VerifyRequest:
-        """Parse the result of :meth:`to_json`."""
-        facts = json.loads(text)
-        changed = {
-            "exclude": tuple(facts["exclude"]),
-            "keep": tuple(facts["keep"]),
-            "ignore": tuple(facts["ignore"]),
-            "edits": tuple(Edit(*one) for one in facts["edits"]),
-            "script_args": tuple(facts["script_args"]),
-            "limits": Limits(**facts["limits"]),
-        }
-        return cls(**{**facts, **changed})

@@ -8,9 +8,8 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Final
 
-from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.conversion.keep import kept_tensors
 from ckptmove.errors import UsageError
 from ckptmove.findings.context import Context, devices_needed, known_count, target_device
@@ -19,19 +18,18 @@ from ckptmove.findings.trials import Source
 from ckptmove.formats.facts import facts_of
 from ckptmove.io.cores import cores
 from ckptmove.moves import MoveRequest
-from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.checks import CASE, CHILD_CHECKS, SCRIPT, skipped
+from ckptmove.proof.codec import dumps
 from ckptmove.proof.errors import PackageMissing
 from ckptmove.proof.evidence import Verdict
 from ckptmove.proof.file_checks import check_file, check_structure
+from ckptmove.proof.opened import open_files
 from ckptmove.proof.placement import check_placement
 from ckptmove.proof.processes.child import ONE_THREAD, child, forked, worker_command
 from ckptmove.proof.processes.forking import can_fork
 from ckptmove.proof.refused_keys import with_refused_keys
 from ckptmove.proof.refuted import judge
-from ckptmove.proof.sampling import choose_sample
 from ckptmove.proof.step.optimizers import check_override
-from ckptmove.proof.step.tensor_sizes import limit_tensor_sizes
 from ckptmove.text import Argument, Phrase
 from ckptmove.torch_facts.devices import parse_target, split
 from ckptmove.training.case.name import parse_case, require_script
@@ -39,15 +37,13 @@ from ckptmove.training.case.name import parse_case, require_script
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.io.contracts import Progress
-    from ckptmove.io.source import DiskPlace
     from ckptmove.model import ArchiveFact, Finding, Inventory
-    from ckptmove.proof.evidence import CheckResult, SampleSize
+    from ckptmove.proof.evidence import CheckResult
+    from ckptmove.proof.opened import Opened
     from ckptmove.proof.processes.child import Answers, Child
     from ckptmove.proof.request import VerifyRequest
-
-    Mode = Literal["real", "simulated", "cpu"]
+    from ckptmove.proof.sampling import Sample
 
 #: Packages that the child imports.
 _PACKAGES: Final = ("torch", "safetensors", "executing", "asttokens")
@@ -80,45 +76,22 @@ def verify_checkpoint(
         simulate it: nothing was proven.
     """
     refuse_request(request)
-    limits, nbytes = request.limits, 0
-    read_from: tuple[DiskPlace, ...] = ()
-    own = ((CASE, request.case), (SCRIPT, request.script))
-    cases = tuple(name for name, asked_for in own if asked_for is not None)
-    with ExitStack() as until_compared, ExitStack() as stack:
-        original: OpenCheckpoint | None = None
-        source: Inventory | None = None
-        if request.against is not None:
-            # An original that cannot be read is an error of the input, not an outcome.
-            original = until_compared.enter_context(open_checkpoint(request.against, limits, keep_trees=True))
-            limit_tensor_sizes(original, limits)
-            nbytes, read_from, source = original.nbytes, original.read_from, original.inventory
-        checkpoint = stack.enter_context(
-            open_checkpoint(request.path, limits, keep_trees=True, exclude=request.exclude)
-        )
-        limit_tensor_sizes(checkpoint, limits)
-        nbytes += checkpoint.nbytes
-        timeout = _SCRIPT_SECONDS if request.timeout is None and request.script is not None else request.timeout
+    cases = tuple(name for name, code in ((CASE, request.case), (SCRIPT, request.script)) if code is not None)
+    timeout = _SCRIPT_SECONDS if request.timeout is None and request.script is not None else request.timeout
+    # A file that cannot be read is an error of the input: nothing is started.
+    with open_files(request) as opened:
         deadline = None if timeout is None else time.time() + timeout * LATE_SHARE
-        asked = settled(request, checkpoint.inventory)
-        asked = asked._replace(nbytes=nbytes, deadline=deadline, jobs=_jobs(request, nbytes))
+        asked = settled(request, opened.checkpoint.inventory)
+        asked = asked._replace(nbytes=opened.nbytes, deadline=deadline, jobs=_jobs(request, opened.nbytes))
         # Importing torch takes seconds; this process compares the CRCs meanwhile.
         with ExitStack() as running:
-            started = _start(running, command, asked, checkpoint, original)
-            del original  # the child has it, or reads it again
-            until_compared.close()
-            facts = None if asked.sample else checkpoint.check(progress, asked.jobs or 1)
-            findings, here, sample = checks_without_torch(checkpoint, facts, request, source)
+            started = _start(running, command, asked, opened)
+            facts = None if asked.sample else opened.checkpoint.check(progress, asked.jobs or 1)
+            findings, here = checks_without_torch(opened, facts, request)
             answers = started.collect(stage, (*CHILD_CHECKS, *cases), timeout)
-        # The child's answers are worthless if files changed: it may have read parts of both versions.
-        for place in read_from:
-            place.require_unchanged()
-        checkpoint.require_unchanged()
     answers.require_usable()
-    found = {check.name: check for check in (*here, *answers.checks.values())}
-    findings = with_refused_keys(findings, [found[name] for name in cases])
-    checks, findings = judge(found, findings, [found[name] for name in cases])
-    result = verdict(asked, answers, checks, findings, sample)
-    rest = tuple(part for part in _NOT_STEPPED if part in checkpoint.inventory.contents)
+    result = verdict(asked, answers, here, findings, opened.sample)
+    rest = tuple(part for part in _NOT_STEPPED if part in opened.checkpoint.inventory.contents)
     return replace(result, not_looked_at=("position in the data",) if request.runs_training else rest)
 
 
@@ -129,26 +102,20 @@ def _jobs(request: VerifyRequest, nbytes: int) -> int:
     return max(1, min(request.jobs or cores(), nbytes // _JOB_BYTES))
 
 
-def _start(
-    running: ExitStack,
-    command: Sequence[str],
-    asked: VerifyRequest,
-    checkpoint: OpenCheckpoint,
-    original: OpenCheckpoint | None,
-) -> Child:
+def _start(running: ExitStack, command: Sequence[str], asked: VerifyRequest, opened: Opened) -> Child:
     """Start the child process: a fork, which has the open files, or else a new one."""
     is_other = bool(command) or asked.runs_own_code or "torch" in sys.modules
     if not is_other and can_fork():
 
         def load() -> Callable[[], None]:
-            from ckptmove.training.worker import Opened, work
+            from ckptmove.training.worker import work
 
-            return partial(work, asked, Opened(checkpoint, original))
+            return partial(work, asked, opened)
 
         with suppress(OSError):  # the system has no room for a copy of this process
             return running.enter_context(forked(load))
     variables = None if asked.runs_own_code else ONE_THREAD
-    return running.enter_context(child(command or worker_command(), asked.to_json(), variables))
+    return running.enter_context(child(command or worker_command(), dumps(asked), variables))
 
 
 def refuse_request(request: VerifyRequest) -> None:
@@ -160,8 +127,9 @@ def refuse_request(request: VerifyRequest) -> None:
         raise UsageError(
             Phrase(Argument("timeout"), f" takes a number of seconds greater than 0, not {request.timeout:g}")
         )
-    _refuse_number("sample", request.sample, "parameters")
-    _refuse_number("jobs", request.jobs, "processes")
+    for option, number, what in (("sample", request.sample, "parameters"), ("jobs", request.jobs, "processes")):
+        if number is not None and number < 1:
+            raise UsageError(Phrase(Argument(option), f" takes a number of {what}, at least 1, not {number}"))
     check_override(request.optimizer)
     if request.case is not None:
         parse_case(request.case)
@@ -173,33 +141,22 @@ def refuse_request(request: VerifyRequest) -> None:
         )
 
 
-def _refuse_number(option: str, number: int | None, what: str) -> None:
-    if number is not None and number < 1:
-        raise UsageError(Phrase(Argument(option), f" takes a number of {what}, at least 1, not {number}"))
-
-
 def checks_without_torch(
-    checkpoint: OpenCheckpoint,
-    facts: tuple[ArchiveFact, ...] | None,
-    asked: VerifyRequest,
-    source: Inventory | None = None,
-) -> tuple[tuple[Finding, ...], tuple[CheckResult, ...], SampleSize | None]:
+    opened: Opened, facts: tuple[ArchiveFact, ...] | None, asked: VerifyRequest
+) -> tuple[tuple[Finding, ...], tuple[CheckResult, ...]]:
     """Make the checks of this process, while the child imports torch.
 
     Args:
         facts: facts about its bytes; None if they were not compared with their CRCs.
         asked: the options; without a target, the devices in the file are taken as correct.
-        source: the checkpoint of ``--against``.
-
-    Returns:
-        The findings, the checks, and the size of the sample.
     """
-    inventory = checkpoint.inventory
+    checkpoint, inventory = opened.checkpoint, opened.checkpoint.inventory
     target = None if asked.to is None else parse_target(asked.to)
     context = Context(
         target=target,
         device_count=asked.devices,
         kept=kept_tensors(inventory, asked.keep),
+        pairings=tuple(pairing for _, pairing in opened.pairings) if opened.original is None else (),
         source=Source(asked.path, checkpoint, asked.limits),
     )
     findings = tuple(
@@ -207,11 +164,9 @@ def checks_without_torch(
         for one in find_all(inventory if facts is None else replace(inventory, facts=facts), context)
         if one.code not in asked.ignore
     )
-    pairings = list(zip(inventory.optimizers, pair_all(inventory, source), strict=True))
     placed = [part.inventory for part in checkpoint.parts if part.inventory.storages or part.inventory.mentions]
     placed = placed or [checkpoint.parts[0].inventory]
     without_devices = [facts_of(one.container).why_no_devices for one in placed]
-    sample = choose_sample(inventory, pairings, asked.sample, asked.seed).size if asked.sample else None
     checks = (
         check_file(checkpoint.parts, is_checked=facts is not None),
         skipped("placement", without_devices[0])
@@ -222,20 +177,28 @@ def checks_without_torch(
             asked.devices,
             as_saved=target is None,
         ),
-        check_structure(inventory, pairings),
+        check_structure(inventory, opened.pairings),
     )
-    return findings, checks, sample
+    return findings, checks
 
 
 def verdict(
     asked: VerifyRequest,
     answers: Answers,
-    checks: tuple[CheckResult, ...],
+    here: tuple[CheckResult, ...],
     findings: tuple[Finding, ...],
-    sample: SampleSize | None = None,
+    sample: Sample | None = None,
 ) -> Verdict:
-    """The verdict of all checks, in the order of the report."""
+    """The verdict of all checks.
+
+    Args:
+        here: the checks that this process has made.
+        findings: findings of the file.
+    """
     target = asked.to or "cpu"
+    found = {check.name: check for check in (*here, *answers.checks.values())}
+    runs = [found[name] for name in (CASE, SCRIPT) if name in found]
+    checks, findings = judge(found, with_refused_keys(findings, runs), runs)
     passed = all(check.status != "failed" for check in checks)
     # There is no state to resume from, and all was compared with the original.
     is_equal = asked.against is not None and any(dict(check.evidence).get("optimizers") == 0 for check in checks)
@@ -243,12 +206,15 @@ def verdict(
     return Verdict(
         path=asked.path,
         target=target,
-        mode=cast("Mode", answers.mode or ("cpu" if target == "cpu" else "simulated")),
+        mode=answers.mode or ("cpu" if target == "cpu" else "simulated"),
         passed=passed,
-        proven=passed and (_is_proven(checks) or is_equal) and not has_unseen and (sample is None or sample.is_all),
+        proven=passed
+        and (_is_proven(checks) or is_equal)
+        and not has_unseen
+        and (sample is None or sample.size.is_all),
         checks=checks,
         findings=(*findings, *(one for one in answers.findings if one.code not in asked.ignore)),
-        sample=sample,
+        sample=None if sample is None else sample.size,
     )
 
 

@@ -5,32 +5,28 @@ Its standard output carries only its answers: one JSON document on each line, wr
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import sys
-from contextlib import ExitStack, contextmanager
-from threading import Thread
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
-import torch
-
-from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.errors import CaseUnusable, OutOfMemory, UsageError
-from ckptmove.opening.checkpoint import open_checkpoint
-from ckptmove.proof.checks import check_to_json, failed, finding_to_json
+from ckptmove.proof.checks import failed
+from ckptmove.proof.codec import loads
+from ckptmove.proof.opened import open_files
 from ckptmove.proof.original.against import Comparison, Sides
 from ckptmove.proof.place import find_site
 from ckptmove.proof.processes.group import Follower, Leader, start_others
 from ckptmove.proof.processes.memory import limit_memory, memory_hint, with_hint
+from ckptmove.proof.processes.messages import Message
+from ckptmove.proof.processes.pipes import Pipes
 from ckptmove.proof.processes.shares import ONE_PROCESS, share
-from ckptmove.proof.processes.uncompiled import leave_out_dynamo, uncompiled_calls
+from ckptmove.proof.processes.uncompiled import torch_for
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.proof.restored.generators import refused_states
 from ckptmove.proof.restored.loaded import LoadedFiles
 from ckptmove.proof.restored.numbers import NumbersTally
 from ckptmove.proof.restored.survey import survey
-from ckptmove.proof.sampling import Sample, choose_sample
+from ckptmove.proof.sampling import Sample
 from ckptmove.proof.step.counters import CounterFaults, check_counters
 from ckptmove.proof.step.optimizer_class import optimizer_class
 from ckptmove.proof.step.resume import Bench, resume
@@ -39,27 +35,20 @@ from ckptmove.text import spelled, spelled_for_python
 from ckptmove.torch_facts.optimizers import BY_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.proof.evidence import CheckResult
+    from ckptmove.proof.opened import Opened
     from ckptmove.proof.original.against import OriginalTensors
     from ckptmove.proof.processes.child import Child
     from ckptmove.proof.processes.shares import ProcessGroup, Share
 
-    Emit = Callable[[dict[str, object]], None]
-
-
-class Opened(NamedTuple):
-    """The files of a verification."""
-
-    checkpoint: OpenCheckpoint
-    original: OpenCheckpoint | None  # that of `--against`, or None
+    Emit = Callable[[Message], None]
 
 
 def main() -> None:
     """Answer the request in the last command-line argument."""
-    work(VerifyRequest.from_json(sys.argv[-1]))
+    work(loads(VerifyRequest, sys.argv[-1]))
 
 
 def work(request: VerifyRequest, opened: Opened | None = None) -> None:
@@ -69,21 +58,11 @@ def work(request: VerifyRequest, opened: Opened | None = None) -> None:
         opened: the files, if this process is a fork of one that has read them.
     """
     is_limited = limit_memory(request)
-    if not request.runs_training:
-        # A batch fits in a processor's cache: a second thread saves a tenth of the time. If another process uses that
-        # thread's processor, the first thread waits for it thousands of times.
-        torch.set_num_threads(1)
-    with ExitStack() as stack, spelled_for_python(request.in_python):
-        if request.runs_own_code:
-            stack.enter_context(uncompiled_calls())
-        else:
-            leave_out_dynamo()  # a user's model or optimizer may need the real one
+    with ExitStack() as stack, spelled_for_python(request.in_python), torch_for(request):
         try:
-            if opened is None:
-                opened = stack.enter_context(_open(request))
-            is_alone = request.rank > 0 or find_site(request.to or "cpu").mode == "real"
+            opened = opened or stack.enter_context(open_files(request))
             others: list[Child] = []
-            if not is_alone:  # an accelerator is used by one process
+            if request.rank == 0 and find_site(request.to or "cpu").mode != "real":  # one process uses an accelerator
                 request, others = start_others(request, stack.enter_context(ExitStack()))
             _answer(request, opened, others, is_limited=is_limited)
         except (MemoryError, OutOfMemory) as error:
@@ -92,49 +71,17 @@ def work(request: VerifyRequest, opened: Opened | None = None) -> None:
 
 
 def _answer(request: VerifyRequest, opened: Opened, others: Sequence[Child], *, is_limited: bool) -> None:
-    _follow_parent()
-    # Output of libraries goes to standard error: standard output is for answers.
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    pipes = Pipes()
 
-    def emit(message: dict[str, object]) -> None:
-        answers.write(f"{json.dumps(with_hint(message) if is_limited else message)}\n".encode())
-        answers.flush()
+    def emit(message: Message) -> None:
+        pipes.tell(with_hint(message) if is_limited else message)
 
-    with answers, ExitStack() as stack:
+    with ExitStack() as stack:
         try:
             group: ProcessGroup = Follower(request, emit) if request.rank else ONE_PROCESS
             run(request, emit, stack.enter_context(Leader(others, emit)) if others else group, opened)
         except UsageError as error:
-            emit({"refusal": spelled(error.message)})
-
-
-@contextmanager
-def _open(request: VerifyRequest) -> Iterator[Opened]:
-    with ExitStack() as stack:
-        limits, original = request.limits, None
-        opened = open_checkpoint(request.path, limits, keep_trees=True, exclude=request.exclude)
-        checkpoint = stack.enter_context(opened)
-        if request.against is not None:
-            original = stack.enter_context(open_checkpoint(request.against, limits, keep_trees=True))
-        yield Opened(checkpoint, original)
-
-
-def _follow_parent() -> None:
-    """Wait for the end of standard input in a thread, and replace it with an empty one for the user's code."""
-    parent = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    Thread(target=_follow, args=(parent,), daemon=True).start()
-
-
-def _follow(parent: int) -> None:
-    """Kill this process group when the other end of a pipe closes, because the parent has ended."""
-    while os.read(parent, 1):
-        pass
-    if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():  # false if it was not started by ``child``
-        os.killpg(os.getpgrp(), signal.SIGKILL)
+            emit(Message(refusal=spelled(error.message)))
 
 
 def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, opened: Opened | None = None) -> None:
@@ -148,24 +95,20 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, o
     """
     site = find_site(request.to or "cpu")
     if group.rank == 0:
-        emit({"mode": site.mode})
+        emit(Message(mode=site.mode))
     if request.optimizer is not None and request.optimizer not in BY_NAME:
-        emit({"imports": request.optimizer})
+        emit(Message(imports=request.optimizer))
         optimizer_class(request.optimizer)
-        emit({"imports": ""})
+        emit(Message(imports=""))
     with ExitStack() as stack:
-        checkpoint, source = stack.enter_context(_open(request)) if opened is None else opened
+        opened = opened or stack.enter_context(open_files(request))
+        checkpoint, source, _, pairings, sample = opened
         inventory = checkpoint.inventory
         stored = stack.enter_context(StoredTensors(checkpoint.parts))
-        paired = pair_all(inventory, None if source is None else source.inventory)
-        pairings = list(zip(inventory.optimizers, paired, strict=True))
-        sample = choose_sample(inventory, pairings, request.sample, request.seed) if request.sample else None
         own = share(checkpoint, pairings, group.rank, group.size) if group.size > 1 else None
         loaded = LoadedFiles(checkpoint.parts, stored, sample=sample, share=own)
         counters = check_counters(inventory, stored) if group.rank == 0 else CounterFaults()
-        certain = (pairing.matches for pairing in paired if pairing.is_certain)
-        trained = frozenset(record.name for matches in certain for _, record in matches if record is not None)
-        numbers = NumbersTally.of(inventory, trained, counters)
+        numbers = NumbersTally.of(inventory, pairings, counters)
         restore = survey(inventory, stored, loaded, numbers, sample, own, group)
         refused = refused_states(inventory, stored)
         if refused and restore.status != "failed":
@@ -180,11 +123,11 @@ def run(request: VerifyRequest, emit: Emit, group: ProcessGroup = ONE_PROCESS, o
             resume(bench, group)
             return
         for check in (restore, numbers.check(request.ignore)):
-            emit({"check": check_to_json(_of_sample(check, sample))})
+            emit(Message(check=_of_sample(check, sample)))
         for finding in numbers.findings():
-            emit({"finding": finding_to_json(finding)})
+            emit(Message(finding=finding))
         for check in resume(bench, group):
-            emit({"check": check_to_json(_of_sample(check, sample))})
+            emit(Message(check=_of_sample(check, sample)))
         if request.runs_training:
             _emit_training(bench, emit)
 
@@ -193,7 +136,7 @@ def _emit_training(bench: Bench, emit: Emit) -> None:
     from ckptmove.training.code.entrance import edited_sources  # for --case and --script only
 
     def answer(check: CheckResult) -> None:
-        emit({"check": check_to_json(check)})
+        emit(Message(check=check))
 
     request = bench.request
     try:
@@ -207,7 +150,7 @@ def _emit_training(bench: Bench, emit: Emit) -> None:
 
                 answer(check_script(bench, request.script, request.script_args, answer))
     except CaseUnusable as error:
-        emit({"unusable": error.message.removeprefix("--case: ")})
+        emit(Message(unusable=error.message.removeprefix("--case: ")))
 
 
 def _of_sample(check: CheckResult, sample: Sample | None) -> CheckResult:
@@ -229,8 +172,7 @@ def _with_original(
     comparison = Comparison(sides)
     comparison.compare(None if part is None else part.names, is_first=group.rank == 0)
     tally, against = comparison.tally, sides.original.path
-    for other in group.gather(tally.to_json()):
-        tally.join(other)
+    group.join(tally)
     sides.original.require_unchanged()
     tensors = comparison.tensors()
     evidence = (*restore.evidence, ("against", against), ("changed", tally.lost.count), ("unseen", tally.unseen.count))

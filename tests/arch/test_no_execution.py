@@ -78,7 +78,7 @@ HARMLESS_OS = {
 #: Names of ``os`` that can do harm, and where they may be used.
 GUARDED_OS = {
     # end the child and its children
-    "killpg": "proof/processes/child.py training/worker.py training/mesh/worker.py",
+    "killpg": "proof/processes/child.py proof/processes/pipes.py",
     "kill": "proof/processes/strays.py proof/processes/forking.py",  # the same
     # ends the child itself
     "_exit": "training/script/check.py proof/processes/child.py proof/processes/group.py",
@@ -95,7 +95,8 @@ BY_NAME = {
     "hasattr(owner, name)": "the functions that restore an RNG state; the names are constants in the same module",
     "vars(kind)": "whether a class has the method load_state_dict",
     "getattr(result, one.name)": "the fields of our own dataclass",
-    "getattr(self, name)": "the fields of our own data class",
+    "getattr(self, one.name)": "the fields of our own data class",
+    "getattr(other, one.name)": "the fields of our own data class",
     "getattr(functions, name)": "the names are those of __init__, from an import statement",
     "getattr(real, name)": "attributes of torch._dynamo for torch, or for an optimizer that the user typed",
     "getattr(found, part, None)": "the class that the user typed after --optimizer",
@@ -108,7 +109,7 @@ BY_NAME = {
     "getattr(sys, name)": "stdin, stdout, stderr",
     "setattr(sys, name, open(os.devnull, mode))": "stdin, stdout, stderr",
     "getattr(tensor, part)": "the parts of a compressed layout, constants in the same module",
-    "getattr(value, name)": "the tensors that a wrapper subclass names itself, in `__tensor_flatten__`",
+    "getattr(value, name)": "the tensors that a wrapper subclass names itself, or the fields of our own data class",
     "getattr(torch, kind, None)": "a kind of device that the grammar of devices knows",
     "getattr(torch.backends, kind, None)": "a kind of device that the grammar of devices knows",
     "getattr(calls, name)": "the methods of our own class",
@@ -124,7 +125,7 @@ BY_NAME = {
     "vars(owner)": "no look-up",
     "getattr(owner, name)": "the load functions for a script; the names are constants in the same module",
     "setattr(owner, name, value)": "functions of torch that are replaced; the names are constants",
-    "setattr(self, name, mine + other[name])": "the fields of our own data class",
+    "setattr(self, one.name, how(value, getattr(other, one.name)))": "the fields of our own data class",
     "setattr(owner, name, own[name])": "the same, restored",
     "delattr(owner, name)": "the same, restored",
     "globals()": "no look-up",

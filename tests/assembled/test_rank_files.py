@@ -572,10 +572,10 @@ def test_memory_is_computed_from_the_files_of_all_ranks(saved, copy) -> None:
 def test_the_shards_of_two_processes_are_added() -> None:
     tallies = [PiecesTally(ranked=3), PiecesTally(ranked=4, failed_files={"rank00.pt": "RuntimeError: no"})]
     tallies[1].differing.add("model.head.weight (rank01.pt)")
-    tallies[0].join(tallies[1].to_json())
+    tallies[0].join(tallies[1])
     assert tallies[0].ranked == 7
     assert tallies[0].failed_files == {"rank00.pt": "RuntimeError: no"}
-    assert tallies[0].differing.first == ["model.head.weight (rank01.pt)"]
+    assert tallies[0].differing.failures() == ["model.head.weight (rank01.pt)"]
 
 
 def test_a_torch_without_distributed_refuses_the_files(saved, answers, monkeypatch) -> None:

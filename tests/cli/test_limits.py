@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from ckptmove.checkpoint.inventory.budget import Budget
 from ckptmove.errors import LimitExceeded
 from ckptmove.limits import Limits
+from ckptmove.proof.codec import dumps, loads, to_plain
 from ckptmove.proof.request import VerifyRequest
 
 DEEP = 10_001
@@ -51,8 +51,8 @@ def test_the_factor_raises_every_bound_and_reaches_the_child() -> None:
     raised = Limits().times(3)
     assert (raised.depth, raised.entries, raised.factor) == (30_000, 600_000, 3)
     request = VerifyRequest(path="a", limits=raised)
-    assert VerifyRequest.from_json(request.to_json()) == request
-    assert json.loads(request.to_json())["limits"]["factor"] == 3
+    assert loads(VerifyRequest, dumps(request)) == request
+    assert to_plain(request)["limits"]["factor"] == 3
 
 
 @pytest.mark.parametrize("count", [Budget.spend, Budget.write])

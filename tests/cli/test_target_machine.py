@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckptmove.api import functions as api
-from ckptmove.limits import Limits
 from ckptmove.model import Severity
-from ckptmove.opening.checkpoint import open_checkpoint
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_ckpts"
 NAMES = sorted(path.name for path in SAMPLES.iterdir() if path.suffix[:3] in {".pt", ".ck", ".pk"} or path.is_dir())
@@ -26,14 +24,15 @@ def test_both_commands_judge_a_file_alike(name, devices):
     """The findings are the same, and *placement* fails for those that are errors."""
     pytest.importorskip("torch")
     from ckptmove.proof.file_checks import FAILED_BY, fail_on_findings
+    from ckptmove.proof.opened import open_files
     from ckptmove.proof.request import VerifyRequest
     from ckptmove.training.run import checks_without_torch
 
     path = str(SAMPLES / name)
     inspected = api.inspect(path, device_count=devices).findings
-    with open_checkpoint(path, Limits(), keep_trees=True) as checkpoint:
-        asked = VerifyRequest(path=path, devices=devices)
-        verified, checks, _ = checks_without_torch(checkpoint, None, asked)
+    asked = VerifyRequest(path=path, devices=devices)
+    with open_files(asked) as opened:
+        verified, checks = checks_without_torch(opened, None, asked)
     assert [(one.code, one.severity, one.fix) for one in verified] == [
         (one.code, one.severity, one.fix) for one in inspected
     ]

@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from ckptmove.cli.app import app
-from ckptmove.errors import LimitExceeded
+from ckptmove.errors import LimitExceeded, UsageError
 from ckptmove.limits import Limits
 from fuzz import whole_bombs
 from fuzz.bombs import by_family
@@ -61,6 +61,34 @@ def test_every_folder_ends(name, tmp_path) -> None:
     run("convert", str(tmp_path / "run"), "--to", "mps", "--dry-run")
     run("convert", str(tmp_path / "run"), "--to", "mps", "-o", str(tmp_path / "out"))
     run("diff", str(tmp_path / "run"), str(tmp_path / "run"))
+
+
+def test_verify_refuses_what_inspect_does_before_anything_is_started(tmp_path, monkeypatch) -> None:
+    """Every fourth bomb, with one of the four ways to run a child."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("open('ran', 'w')\n\ndef case(device): ...\n")
+    torch.save({"w": torch.ones(1)}, "healthy.pt")
+
+    def start(*_):
+        raise UsageError("a child is started")
+
+    monkeypatch.setattr("ckptmove.training.run._start", start)
+    ways = ["verify {}", "verify {} --case train.py:case", "verify {} --optimizer train:Own", "verify x --against {}"]
+    refused = set()
+    for number, (name, make) in enumerate([*BOMBS.items()][::4]):
+        path = tmp_path / str(number)
+        path.write_bytes(make())
+        words = ways[number % 4].format(path).replace(" x ", " healthy.pt ").split()
+        inspected, verified = (
+            CliRunner().invoke(app, [*command, "--json"]) for command in (["inspect", str(path)], words)
+        )
+        said, error = (json.loads(one.stdout)["error"] for one in (inspected, verified))
+        assert verified.exit_code in ({inspected.exit_code} if said else {2, 4}), name
+        assert not said or (error["kind"], error["message"]) == (said["kind"], said["message"]), name
+        assert "\n" not in error["message"], name
+        refused.add((number % 4, verified.exit_code))
+    assert refused >= {(way, code) for way in range(4) for code in (2, 3)} | {(0, 4)}
+    assert not (tmp_path / "ran").exists()
 
 
 def shared(container, count):
@@ -147,7 +175,7 @@ PEAK = """
 import re, sys
 from pathlib import Path
 import ckptmove
-from ckptmove.errors import LimitExceeded
+from ckptmove.errors import LimitExceeded, UsageError
 try:
     ckptmove.inspect(sys.argv[1])
 except LimitExceeded as error:

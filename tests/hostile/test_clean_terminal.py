@@ -16,8 +16,8 @@ from ckptmove.cli.app import app
 from ckptmove.cli.render import github, report
 from ckptmove.cli.render.text import Page
 from ckptmove.cli.render.verification import brief_line, verification_lines
-from ckptmove.proof.checks import check_from_json, finding_from_json
 from ckptmove.proof.evidence import Verdict
+from ckptmove.proof.processes.messages import Message, read_message
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.training.worker import run
 from fuzz.seeds import STORAGE, archive_of
@@ -95,10 +95,11 @@ def test_a_file_says_nothing_to_the_terminal(tmp_path, words) -> None:
 def test_its_verification_says_nothing_to_the_terminal(tmp_path, words) -> None:
     path = tmp_path / "hostile"
     path.write_bytes(checkpoint(words))
-    told: list[dict] = []
+    told: list[Message] = []
     run(VerifyRequest(path=str(path), to="cpu"), told.append)
-    checks = tuple(check_from_json(one["check"]) for one in told if "check" in one)
-    findings = tuple(finding_from_json(one["finding"]) for one in told if "finding" in one)
+    told = [read_message(one.line()) or one for one in told]
+    checks = tuple(one.check for one in told if one.check is not None)
+    findings = tuple(one.finding for one in told if one.finding is not None)
     result = Verdict(
         path=words[0], target="cpu", mode="cpu", passed=False, proven=False, checks=checks, findings=findings
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from answers import checks_of
 
 import ckptmove
 from ckptmove import limits
@@ -83,7 +84,7 @@ def little_memory():
 def checks(path, to="cuda:0"):
     messages = []
     run(VerifyRequest(path=path, to=to), messages.append)
-    return {message["check"]["name"]: message["check"] for message in messages if "check" in message}
+    return checks_of(messages)
 
 
 LARGE = torch.ones(2**22)

@@ -17,6 +17,7 @@ from ckptmove.io.source import DiskPlace
 from ckptmove.limits import Limits
 from ckptmove.opening import reading
 from ckptmove.opening.checkpoint import open_checkpoint
+from ckptmove.proof import opened
 from ckptmove.proof.tensors.stored import StoredTensors
 from ckptmove.training import worker
 
@@ -83,7 +84,7 @@ def before(monkeypatch, owner, name, action):
 
 @WAYS
 def test_between_reading_and_comparing(changing, answers, monkeypatch, way):
-    before(monkeypatch, worker, "pair_all", lambda: way(changing))
+    before(monkeypatch, opened, "pair_all", lambda: way(changing))
     with pytest.raises(SourceChanged) as caught:
         answers(changing.path)
     assert caught.value.path == str(changing.file)

@@ -51,7 +51,7 @@ def archive(packer):
 def restored(path, change=lambda inventory: inventory):
     with open_checkpoint(str(path), Limits(), keep_trees=True) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         inventory = change(checkpoint.inventory)
-        numbers = NumbersTally.of(inventory, frozenset(), CounterFaults())
+        numbers = NumbersTally.of(inventory, (), CounterFaults())
         return survey(inventory, stored, LoadedFiles(checkpoint.parts, stored), numbers)
 
 

@@ -278,7 +278,7 @@ def main(folder):
     gathered = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, found)
     if dist.get_rank() == 0:
-        answers = {scenario: [one[scenario] for one in gathered] for scenario in found}
+        answers = {scenario: [[said.line() for said in one[scenario]] for one in gathered] for scenario in found}
         (folder / "answers.json").write_text(json.dumps(answers))
     dist.barrier()
     dist.destroy_process_group()

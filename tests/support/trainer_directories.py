@@ -16,6 +16,7 @@ import save_on_ranks
 import simulation
 import torch
 import untraced
+from answers import checks_of
 
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.training.worker import run
@@ -232,7 +233,7 @@ def answers():
     def ask(path, to="cpu", **options):
         messages = []
         run(VerifyRequest(path=str(path), to=to, **options), messages.append)
-        return {message["check"]["name"]: message["check"] for message in messages if "check" in message}
+        return checks_of(messages)
 
     return ask
 

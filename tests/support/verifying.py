@@ -8,7 +8,9 @@ import pasting
 import pytest
 import simulation
 import torch
+from answers import checks_of
 
+from ckptmove.api.document import finding_to_json
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.simulation.device import SimulatedDevice, unavailable_reason
 from ckptmove.training.worker import run
@@ -108,9 +110,9 @@ def answers():
     def ask(path, to, **options):
         messages = []
         run(VerifyRequest(path=path, to=to, **options), messages.append)
-        found = {m["check"]["name"]: m["check"] for m in messages if "check" in m}
-        found["mode"] = messages[0]["mode"]
-        found["findings"] = [m["finding"] for m in messages if "finding" in m]
+        found = checks_of(messages)
+        found["mode"] = messages[0].mode
+        found["findings"] = [finding_to_json(m.finding) for m in messages if m.finding is not None]
         return found
 
     return ask

@@ -47,8 +47,8 @@ class Servers:
         if len(command) != 6 or _find_packages(command[3].split(command[4])) != self._found:
             return subprocess.Popen(command, **options)
         request = json.loads(command[5])
-        is_users = request["optimizer"] not in {None, *BY_NAME}
-        with_case = is_users or request["case"] is not None or request["script"] is not None
+        is_users = request.get("optimizer") not in {None, *BY_NAME}
+        with_case = is_users or "case" in request or "script" in request
         kind = (
             with_case,
             *((name, value) for name, value in os.environ.items() if name.startswith(_READ_ON_IMPORT)),

@@ -17,7 +17,7 @@ from ckptmove.comparison.other_content import OtherContent
 from ckptmove.errors import CkptMoveError
 from ckptmove.formats.facts import facts_of
 from ckptmove.formats.safetensors_file import METADATA
-from ckptmove.proof.checks import Joined, Offenders
+from ckptmove.proof.checks import Offenders, Tally
 from ckptmove.proof.original.content import common_end, pair_by_content
 from ckptmove.proof.original.values import TorchTensors, difference
 from ckptmove.proof.restored.loaded import LoadedFiles
@@ -106,7 +106,7 @@ class OriginalTensors:
 
 
 @dataclass(slots=True)
-class AgainstTally(Joined):
+class AgainstTally(Tally):
     """What the comparison has found so far."""
 
     lost: Offenders = field(default_factory=Offenders)  # differences
@@ -165,13 +165,13 @@ class Comparison:
             is_first: whether this process also compares everything that is not a value of a tensor.
         """
         for index, (mine, theirs) in enumerate(self.found.pairs):
-            self.tally.set_place(index)
+            self.tally.set_index(index)
             fault = _form(mine.record, theirs.record)
             if not fault and (names is None or mine.record.name in names):
                 self._note(mine.record, self._value(mine.record, theirs.record))
             elif is_first:
                 self._note(mine.record, fault)
-        self.tally.set_place(len(self.found.pairs))
+        self.tally.set_index(len(self.found.pairs))
         if is_first:
             self._compare_names()
             self._compare_dtypes()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
-import json
 import os
 import signal
 import subprocess
@@ -18,12 +17,14 @@ import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, cast
+from typing import IO, TYPE_CHECKING, Final, NamedTuple, NoReturn, cast
 
 from ckptmove.errors import CaseUnusable, UsageError
-from ckptmove.proof.checks import CASE, CHILD_CHECKS, SCRIPT, check_from_json, failed, finding_from_json, skipped
+from ckptmove.proof.checks import CASE, CHILD_CHECKS, SCRIPT, failed, skipped
 from ckptmove.proof.errors import ChildKilled, TorchBroken
+from ckptmove.proof.evidence import RanksOfRun
 from ckptmove.proof.processes.forking import Forked, fork
+from ckptmove.proof.processes.messages import Message, read_message
 from ckptmove.proof.processes.strays import MARK, end_strays
 from ckptmove.text import Argument
 
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ckptmove.model import Finding
-    from ckptmove.proof.evidence import CheckResult
+    from ckptmove.proof.evidence import CheckResult, Mode
+    from ckptmove.proof.processes.messages import Late
 
 #: The Windows counterpart of `start_new_session`: Ctrl-C in the console does not reach the child.
 _OWN_GROUP: Final[int] = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
@@ -75,14 +77,30 @@ class Answers:
     torch_failure: str = ""  # error that ended the child while it imported torch, or empty
     imports: str = ""  # the user's optimizer class while it is being imported, else empty
     refusal: str = ""  # why the request cannot be fulfilled, or empty
-    mode: str | None = None  # device mode of the step; None if the child ended before it reported one
+    mode: Mode | None = None  # device mode of the step; None if the child ended before it reported one
     unusable: str = ""  # why the user's function returns no usable case, or empty
     killed: ChildKilled | None = None  # the error of a child that was killed from outside, or None
     #: results by name. Checks that the child did not reach are failed or skipped.
     checks: dict[str, CheckResult] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)  # findings about the stored values
-    #: facts about the run of several ranks, by name; of a name that repeats, the last one.
-    facts: dict[str, Any] = field(default_factory=dict)
+    run: RanksOfRun = field(default_factory=lambda: RanksOfRun(0))  # facts about the ranks, if there are several
+    late: Late | None = None  # what the process was doing when its time was over
+
+    def take(self, message: Message) -> None:
+        """Add a message."""
+        if message.check is not None:
+            self.checks[message.check.name] = message.check
+        elif message.finding is not None:
+            self.findings.append(message.finding)
+        self.run = self.run.updated(message.run or self.run)
+        self.late = message.late or self.late
+        self.torch = message.torch or self.torch
+        self.mode = message.mode or self.mode
+        self.unusable = message.unusable or self.unusable
+        if message.imports is not None:
+            self.imports = message.imports
+        if message.refusal is not None:
+            self.imports, self.refusal = "", message.refusal
 
     def require_usable(self) -> None:
         """Check that the child could begin, and that nothing outside has ended it."""
@@ -99,6 +117,14 @@ class Answers:
 def worker_command(worker: str = "ckptmove.training.worker") -> list[str]:
     """Command line of a child that runs the ``main`` of a module, with the same ``sys.path`` as this process."""
     return [sys.executable, "-c", _START.replace("WORKER", worker), os.pathsep.join(sys.path), os.pathsep]
+
+
+class Ending(NamedTuple):
+    """How a child process has ended."""
+
+    code: int  # exit code; negative for a signal
+    output: str  # beginning of its standard output that was not a message
+    errors: str  # end of its standard error
 
 
 @dataclass(slots=True)
@@ -143,26 +169,37 @@ class Child:
             wanted: the expected checks, in order.
             timeout: seconds after which the child is killed; None for no limit.
         """
-        errors: list[str] = []
         late: list[bool] = []
-        # Read in a thread: a child whose standard error pipe is full would block forever.
-        drain = Thread(target=lambda: errors.append(end_of(cast("IO[str]", self.process.stderr))), daemon=True)
         guard = Thread(target=lambda: late.append(self._outlast(timeout)), daemon=True)
-        for thread in (drain, guard):
-            thread.start()
+        guard.start()
         answers = Answers()
-        output = ""
-        for line in self.process.stdout or ():
-            if not _take(line, answers):
-                output = (output + line)[:_LONGEST_LINE]
+
+        def take(message: Message) -> None:
+            answers.take(message)
             if stage is not None:
                 pending = next((name for name in wanted if name not in answers.checks), "finishing")
                 stage("importing torch" if answers.mode is None else pending)
-        for thread in (drain, guard):
-            thread.join()
-        ending = _Ending(self.process.wait(), output, "".join(errors), timeout if any(late) else None)
-        _fill_missing(answers, ending, wanted)
+
+        ending = self.read(take)
+        guard.join()
+        _fill_missing(answers, ending, timeout if any(late) else None, wanted)
         return answers
+
+    def read(self, take: Callable[[Message], None]) -> Ending:
+        """Call a function with each message, until the process ends."""
+        errors: list[str] = []
+        # Read in a thread: a child whose standard error pipe is full would block forever.
+        drain = Thread(target=lambda: errors.append(end_of(cast("IO[str]", self.process.stderr))), daemon=True)
+        drain.start()
+        output = ""
+        for line in self.process.stdout or ():
+            message = read_message(line)
+            if message is None:
+                output = (output + line)[:_LONGEST_LINE]
+            else:
+                take(message)
+        drain.join()
+        return Ending(self.process.wait(), output, "".join(errors))
 
     def _outlast(self, timeout: float | None) -> bool:
         """Wait until the child ends, and kill its group, which may keep its pipes open. Return whether it timed out."""
@@ -243,12 +280,12 @@ def begin(load: Callable[[], Callable[[], object]], *, is_fork: bool = False) ->
     try:
         if is_fork:
             _set_as_started()
-        os.write(1, b'{"torch": "importing"}\n')
+        os.write(1, Message(torch="importing").line().encode())
         # The garbage collector would take a tenth of the time of the imports, and later visit their objects in vain.
         gc.disable()
         import torch  # noqa: F401  # an error of the import is not one of the work
 
-        os.write(1, b'{"torch": "imported"}\n')
+        os.write(1, Message(torch="imported").line().encode())
         work = load()
         gc.freeze()
         gc.enable()
@@ -276,13 +313,6 @@ def _set_as_started() -> None:
         os.environ.setdefault(name, value)
 
 
-class _Ending(NamedTuple):
-    code: int  # exit code; negative for a signal
-    output: str  # beginning of its standard output that was not a message
-    errors: str  # end of its standard error
-    timeout: float | None  # the timeout in seconds, if it was exceeded; else None
-
-
 def end_of(stream: IO[str]) -> str:
     """Read a stream to its end, and return the last part of it."""
     tail = ""
@@ -292,54 +322,32 @@ def end_of(stream: IO[str]) -> str:
     return tail
 
 
-def _fill_missing(answers: Answers, ending: _Ending, wanted: Sequence[str]) -> None:
-    """Add a failed or skipped result for each check that the child did not answer."""
+def _fill_missing(answers: Answers, ending: Ending, timeout: float | None, wanted: Sequence[str]) -> None:
+    """Add a failed or skipped result for each check that the child did not answer.
+
+    Args:
+        timeout: the timeout in seconds, if it was exceeded; else None.
+    """
     missing = [name for name in wanted if name not in answers.checks]
-    if missing and ending.timeout is None and -ending.code in KILLED_BY:
+    if missing and timeout is None and -ending.code in KILLED_BY:
         answers.killed = ChildKilled(_process(missing[0]), -ending.code)
         return
     last = _last_line(ending.errors) or _reason(ending.code, ending.output, "")
-    if answers.torch == "importing" and ending.timeout is None:
+    if answers.torch == "importing" and timeout is None:
         answers.torch_failure = last
-    if answers.imports and ending.timeout is None:
+    if answers.imports and timeout is None:
         answers.refusal = f"{Argument('optimizer', answers.imports)} cannot be imported: {last}"
     if not missing or answers.unusable:
         return
-    if ending.timeout is not None:
+    if timeout is not None:
         before = ", before torch was imported" * (answers.torch == "importing")
-        late = f"took longer than {ending.timeout:g} s ({Argument('timeout')}){before}"
-        answers.checks[missing[0]] = failed(missing[0], late, timeout=ending.timeout)
+        late = f"took longer than {timeout:g} s ({Argument('timeout')}){before}"
+        answers.checks[missing[0]] = failed(missing[0], late, timeout=timeout)
     else:
         reason = _reason(ending.code, ending.output, ending.errors, missing[0])
         answers.checks[missing[0]] = failed(missing[0], reason, exit_code=ending.code)
     for name in missing[1:]:
         answers.checks[name] = skipped(name, "not reached: the process that runs this check has ended")
-
-
-def _take(line: str, answers: Answers) -> bool:
-    """Parse one line of the child's output; return whether it was a message."""
-    try:
-        message: dict[str, Any] = json.loads(line)
-        if "check" in message:
-            check = check_from_json(message["check"])
-            answers.checks[check.name] = check
-        elif "finding" in message:
-            answers.findings.append(finding_from_json(message["finding"]))
-        elif "fact" in message:
-            answers.facts |= message["fact"]
-        elif "unusable" in message:
-            answers.unusable = message["unusable"]
-        elif "imports" in message:
-            answers.imports = message["imports"]
-        elif "refusal" in message:
-            answers.imports, answers.refusal = "", message["refusal"]
-        elif "torch" in message:
-            answers.torch = message["torch"]
-        else:
-            answers.mode = message["mode"]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return False
-    return True
 
 
 def _last_line(errors: str) -> str:
@@ -357,7 +365,8 @@ def _reason(code: int, output: str, errors: str, check: str = "") -> str:
         )
     process = _process(check)
     if code < 0:
-        return f"{process} was ended by {_signal_name(-code)}{last}"
+        name = next((one.name for one in signal.Signals if one == -code), f"signal {-code}")
+        return f"{process} was ended by {name}{last}"
     if code > 0:
         return f"{process} ended with exit code {code}{last}"
     return f"{process} ended without an answer" + (f"; it printed {output!r}" if output else "")
@@ -365,10 +374,3 @@ def _reason(code: int, output: str, errors: str, check: str = "") -> str:
 
 def _process(check: str) -> str:
     return f"the process that runs {_OWN_CODE.get(check, 'torch')}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 from threading import Thread
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
-from ckptmove.proof.processes.child import ONE_THREAD, Child, child, end_of, worker_command
+from ckptmove.proof.codec import dumps, from_plain, to_plain
+from ckptmove.proof.processes.child import ONE_THREAD, Child, Ending, child, worker_command
 from ckptmove.proof.processes.forking import can_fork, fork
+from ckptmove.proof.processes.messages import Message
+from ckptmove.proof.processes.shares import ProcessGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
+    from contextlib import ExitStack
 
     from typing_extensions import Self
 
+    from ckptmove.proof.checks import Tally
     from ckptmove.proof.request import VerifyRequest
 
-    Emit = Callable[[dict[str, object]], None]
+    Emit = Callable[[Message], None]
 
 #: Seconds that another process has to end after the first one: its exit functions have two.
 _EXIT_SECONDS: Final = 3
@@ -50,30 +53,27 @@ def start_others(request: VerifyRequest, stack: ExitStack) -> tuple[VerifyReques
                 others.append(Child(stack.enter_context(process)))
             else:
                 variables = None if request.runs_own_code else ONE_THREAD
-                others.append(stack.enter_context(child(worker_command(), asked.to_json(), variables)))
+                others.append(stack.enter_context(child(worker_command(), dumps(asked), variables)))
     except OSError:
         stack.close()
         return request._replace(jobs=1), []
     return request, others
 
 
-class Follower:
+class Follower(ProcessGroup):
     """The group in another process than the first."""
 
     def __init__(self, request: VerifyRequest, emit: Emit) -> None:
         self.rank, self.size = request.rank, cast("int", request.jobs)
         self._emit = emit
 
-    def gather(self, value: dict[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Send the results of this process to the first one."""
-        self._emit({"gathered": value})
-        return ()
+    def join(self, tally: Tally) -> None:
+        """Send the tally of this process to the first one."""
+        self._emit(Message(joined=to_plain(tally)))
 
 
-class Leader:
+class Leader(ProcessGroup):
     """The group in the first process; a context manager that waits for the others to end."""
-
-    rank = 0
 
     def __init__(self, others: Sequence[Child], emit: Emit) -> None:
         self.size = 1 + len(others)
@@ -88,13 +88,13 @@ class Leader:
         for other in self._others:
             other.leave(_EXIT_SECONDS if error is None else 0)
 
-    def gather(self, value: dict[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Wait for the results of the others."""
-        del value
+    def join(self, tally: Tally) -> None:
+        """Wait for the tallies of the others, and add them."""
         results = [other.results.get() for other in self._others]
         if None in results:
             raise ChildProcessError("another process of this verification ended before it sent its results")
-        return cast("list[Mapping[str, Any]]", results)
+        for result in results:
+            tally.join(from_plain(type(tally), result))
 
 
 class _Other(Thread):
@@ -102,46 +102,42 @@ class _Other(Thread):
 
     def __init__(self, started: Child, emit: Emit) -> None:
         super().__init__(daemon=True)
-        #: Results of the process, in order; None after the last ones.
-        self.results: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
-        self._child, self._process, self._emit = started, started.process, emit
+        #: Tallies of the process, in order; None after the last one.
+        self.results: SimpleQueue[object] = SimpleQueue()
+        self._child, self._emit = started, emit
         self._is_left = False
 
     def run(self) -> None:
         """Read its output to the end."""
-        errors: list[str] = []
-        drain = Thread(target=lambda: errors.append(end_of(cast("IO[str]", self._process.stderr))), daemon=True)
-        drain.start()
-        told: list[dict[str, Any]] = []
-        for line in cast("IO[str]", self._process.stdout):
-            with suppress(ValueError):  # it was killed before the end of a line
-                message = json.loads(line)
-                if "gathered" in message:
-                    self.results.put(message["gathered"])
-                else:
-                    told.append(message)
-        code = self._process.wait()
-        drain.join()
+        told: list[Message] = []
+
+        def take(message: Message) -> None:
+            if message.joined is None:
+                told.append(message)
+            else:
+                self.results.put(message.joined)
+
+        ending = self._child.read(take)
         if not self._is_left:
             for message in told:
                 self._emit(message)
-            if code:
-                _end_as(code, "".join(errors))
+            if ending.code:
+                _end_as(ending)
         self.results.put(None)
 
     def leave(self, seconds: float) -> None:
         """Wait for its end for some seconds, and then kill it. How it ends no longer matters."""
         self._is_left = True
         self.join(seconds)
-        self._process.kill()
+        self._child.process.kill()
         self._child.end()
         self.join()
 
 
-def _end_as(code: int, errors: str) -> None:
+def _end_as(ending: Ending) -> None:
     """End this process as another one has ended, with its exit code or signal and the end of its standard error."""
-    sys.stderr.write(errors)
+    sys.stderr.write(ending.errors)
     sys.stderr.flush()
-    if code < 0:
-        signal.raise_signal(-code)
-    os._exit(1 if code < 0 else code)
+    if ending.code < 0:
+        signal.raise_signal(-ending.code)
+    os._exit(1 if ending.code < 0 else ending.code)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ckptmove.proof.place import find_site
+from ckptmove.proof.processes.messages import Message
 from ckptmove.text import Argument
 
 if TYPE_CHECKING:
@@ -65,9 +66,9 @@ def limit_memory(request: VerifyRequest) -> bool:
     return True
 
 
-def with_hint(message: dict[str, object]) -> dict[str, object]:
+def with_hint(message: Message) -> Message:
     """Add a hint to a check that failed because memory ran out."""
-    check = message.get("check")
-    if not isinstance(check, dict) or check["status"] != "failed" or not any(one in check["detail"] for one in _SAID):
+    check = message.check
+    if check is None or check.status != "failed" or not any(one in check.detail for one in _SAID):
         return message
-    return {"check": {**check, "detail": f"{check['detail']}; {memory_hint()}"}}
+    return Message(check=check._replace(detail=f"{check.detail}; {memory_hint()}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heapq import heapreplace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ckptmove.formats.facts import facts_of
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ckptmove.checkpoint.pairing import Pairing
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.model import OptimizerRecord
+    from ckptmove.proof.checks import Tally
 
 
 class Share(NamedTuple):
@@ -24,30 +25,17 @@ class Share(NamedTuple):
     keys: tuple[frozenset[str], ...]  # keys of the parameters to step, one set for each optimizer
 
 
-class ProcessGroup(Protocol):
-    """The processes that check a checkpoint together."""
+class ProcessGroup:
+    """The processes that check a checkpoint together: one, unless a subclass has others."""
 
-    rank: int  # index of this process
-    size: int  # number of processes
+    rank = 0  # index of this process
+    size = 1  # number of processes
 
-    def gather(self, value: dict[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Send a JSON object to the process of rank 0; there, return those of the others, in the order of the ranks."""
-        ...
-
-
-class _OneProcess:
-    """A process that checks everything."""
-
-    rank = 0
-    size = 1
-
-    def gather(self, value: dict[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Return nothing: there is no other process."""
-        del value
-        return ()
+    def join(self, tally: Tally) -> None:
+        """Send a tally to the process of rank 0; there, add those of the others to it, in the order of the ranks."""
 
 
-ONE_PROCESS: Final[ProcessGroup] = _OneProcess()
+ONE_PROCESS: Final = ProcessGroup()
 
 
 def share(

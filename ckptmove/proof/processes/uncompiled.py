@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +20,9 @@ from ckptmove.simulation.replaced import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from ckptmove.proof.request import VerifyRequest
 
 _NAME: Final = "torch._dynamo"
 _torch: Any = torch
@@ -77,3 +80,15 @@ def uncompiled_calls() -> Iterator[None]:
     # A script may set another stance, which would compile.
     with set_stance("force_eager"), replaced(compiler, set_stance=lambda *_stance, **_more: set_stance("force_eager")):
         yield
+
+
+def torch_for(request: VerifyRequest) -> AbstractContextManager[None]:
+    """Set torch up for a request, until the context is closed."""
+    if not request.runs_training:
+        # A batch fits in a processor's cache: a second thread saves a tenth of the time. If another process uses that
+        # thread's processor, the first thread waits for it thousands of times.
+        torch.set_num_threads(1)
+    if request.runs_own_code:
+        return uncompiled_calls()  # a user's model or optimizer may need the real compiler
+    leave_out_dynamo()
+    return nullcontext()

@@ -26,7 +26,7 @@ from ckptmove.proof.restored.program import program_pickles, program_tensors
 from ckptmove.torch_facts.weights_only import DTENSOR_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ckptmove.assembled.part import AssembledPart
     from ckptmove.checkpoint.parts import FilePart, OpenPart
@@ -86,21 +86,19 @@ class LoadedFiles:
         self,
         parts: Iterable[OpenPart],
         stored: StoredTensors,
-        known: Mapping[str, Loaded] | None = None,
         sample: Sample | None = None,
         share: Share | None = None,
     ) -> None:
         """Begin with nothing loaded.
 
         Args:
-            known: files that are loaded already, by name.
             sample: tensors to check; files without any of them are not loaded. None for all.
             share: the part of the checkpoint that this process checks; None for all of it. Other processes load files
                 without any of its tensors.
         """
         self._parts = {part.name: part for part in parts}
         self._stored = stored
-        self._loaded = dict(known or {})
+        self._loaded: dict[str, Loaded] = {}
         self._held = ""
         self._of_ranks: dict[str, Loaded] = {}
         chosen = None if sample is None or sample.size.is_all else sample.names
@@ -230,11 +228,11 @@ class LoadedFiles:
         return "safetensors returns" if len(loaders) == 1 else "torch.load and safetensors return"
 
     def results(self) -> dict[str, tuple[str, str]]:
-        """Reasons and errors of the files that this process loaded, by name, as JSON for another process."""
+        """Reasons and errors of the files that this process loaded, by name."""
         return {name: (loaded.refusal, loaded.error) for name, loaded in self._all()}
 
-    def join(self, results: Mapping[str, Sequence[str]]) -> None:
-        """Add results of another process, from the result of :meth:`results`."""
+    def add(self, results: Mapping[str, tuple[str, str]]) -> None:
+        """Add results of other processes."""
         for name, (refusal, error) in results.items():
             self._others[name] = Loaded(refusal=refusal, error=error)
 

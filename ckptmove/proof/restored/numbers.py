@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from ckptmove.checkpoint.state_dicts import is_buffer
 from ckptmove.findings.catalogue import found
-from ckptmove.proof.checks import Joined, Offenders, failed, passed, skipped
+from ckptmove.proof.checks import Offenders, Tally, failed, passed, skipped
+from ckptmove.proof.step.counters import CounterFaults
 from ckptmove.proof.tensors.stored import distinct
 from ckptmove.text import amount
 from ckptmove.torch_facts.optimizers import magnitudes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
-    from ckptmove.model import Finding, Inventory, TensorRecord
+    from ckptmove.checkpoint.pairing import Pairing
+    from ckptmove.model import Finding, Inventory, OptimizerRecord, TensorRecord
     from ckptmove.proof.evidence import CheckResult
-    from ckptmove.proof.step.counters import CounterFaults
 
 #: Roles whose values training continues from. Values of other roles, for example a metric, may be infinite.
 _ROLES: Final = frozenset({"model", "optimizer", "ema", "scaler", "scheduler", "criterion"})
@@ -33,27 +35,26 @@ _NOT_COMPARED: Final = frozenset({"float4_e2m1fn_x2"})
 
 
 @dataclass(slots=True)
-class NumbersTally(Joined):
+class NumbersTally(Tally):
     """Figures and faults of the values checked so far."""
 
     #: for each state tensor by name, its key (``exp_avg_sq``) and its optimizer's class.
-    _state_keys: dict[str, tuple[str, str | None]]
-    _trained: frozenset[str]  # names of the tensors that an optimizer trains; empty if unknown
-    _counters: CounterFaults  # step counts
+    _state_keys: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    _trained: frozenset[str] = frozenset()  # names of the tensors that an optimizer trains; empty if unknown
+    _counters: CounterFaults = field(default_factory=CounterFaults)  # step counts
     tensors: int = 0  # tensors checked
     elements: int = 0  # number of their values
     infinite_buffers: int = 0  # buffers with legitimate infinities
     not_finite: Offenders = field(default_factory=Offenders)  # tensors that are not finite
     #: tensors and step counts that are below zero and must not be.
     negative: Offenders = field(default_factory=Offenders)
-    #: names of the tensors in ``not_finite``, with the index of each.
-    where_not_finite: list[tuple[int, str]] = field(default_factory=list)
-    #: names of the tensors and step counts in ``negative``, with the index of each.
-    where_negative: list[tuple[int, str]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, inventory: Inventory, trained: frozenset[str], counters: CounterFaults) -> NumbersTally:
+    def of(
+        cls, inventory: Inventory, pairings: Iterable[tuple[OptimizerRecord, Pairing]], counters: CounterFaults
+    ) -> NumbersTally:
         """An empty tally for a checkpoint."""
+        matches = chain.from_iterable(pairing.matches for _, pairing in pairings if pairing.is_certain)
         tally = cls(
             {
                 record.name: (key, optimizer.algorithm)
@@ -61,10 +62,10 @@ class NumbersTally(Joined):
                 for entry in optimizer.state
                 for key, record in entry.tensors
             },
-            trained,
+            frozenset(record.name for _, record in matches if record is not None),
             counters,
         )
-        tally.set_place(-1)  # before the first tensor
+        tally.set_index(-1)  # before the first tensor
         for path, count in counters.negative:
             tally.note_negative(path, count)
         return tally
@@ -88,8 +89,7 @@ class NumbersTally(Joined):
 
     def note_negative(self, name: str, value: float) -> None:
         """Add a second moment, a variance or a step count that is below zero."""
-        self.negative.add(f"{name} holds {value:.6g}")
-        self.where_negative.append((self.negative.place, name))
+        self.negative.add(f"{name} holds {value:.6g}", name)
 
     def check(self, ignored: Collection[str]) -> CheckResult:
         """The result of the check. Faults whose finding code is ignored do not fail it."""
@@ -123,10 +123,6 @@ class NumbersTally(Joined):
 
     def findings(self) -> tuple[Finding, ...]:
         """Findings O209, N501 and N502."""
-        spoiled, negative = (
-            [name for _, name in sorted(where, key=lambda one: one[0])]
-            for where in (self.where_not_finite, self.where_negative)
-        )
         fix = (
             "nothing, if these were frozen or unused for a time; if not, their state is stale: take another checkpoint"
         )
@@ -134,15 +130,15 @@ class NumbersTally(Joined):
             found("O209", f"{group}: {amount(len(group.behind), 'parameter')} behind the others", group.behind, fix)
             for group in self._counters.uneven
         ]
-        if spoiled:
+        if self.not_finite:
             message = f"NaN or Inf in {amount(self.not_finite.count, 'tensor')}: {self.not_finite}"
             fix = "resume from an earlier checkpoint: training cannot recover from these values"
-            findings.append(found("N501", message, spoiled, fix))
+            findings.append(found("N501", message, self.not_finite.names, fix))
         wrong = self._wrong_counts()
-        if negative or wrong:
-            parts = [f"below zero, which no optimizer writes: {self.negative}"] if negative else []
+        if self.negative or wrong:
+            parts = [f"below zero, which no optimizer writes: {self.negative}"] if self.negative else []
             fix = "resume from an earlier checkpoint, or without this optimizer state"
-            where = [*negative, *(name for name, _ in self._counters.wrong)]
+            where = [*self.negative.names, *(name for name, _ in self._counters.wrong)]
             findings.append(found("N502", "; ".join([*parts, *wrong.failures()]), where, fix))
         return tuple(findings)
 
@@ -180,8 +176,8 @@ class NumbersTally(Joined):
             self.infinite_buffers += 1
             return
         parts = [amount(nans, "NaN")] * bool(nans) + [f"{infinities:,} Inf"] * bool(infinities)
-        self.not_finite.add(f"{record.name} holds {' and '.join(parts)} in {amount(values.numel(), 'value')}")
-        self.where_not_finite.append((self.not_finite.place, record.name))
+        text = f"{record.name} holds {' and '.join(parts)} in {amount(values.numel(), 'value')}"
+        self.not_finite.add(text, record.name)
 
 
 def comparable(values: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ import torch
 from ckptmove.checkpoint.elements import extent_span
 from ckptmove.formats.facts import facts_of
 from ckptmove.io.part import PartSource, read_into
-from ckptmove.proof.checks import Joined, Offenders
+from ckptmove.proof.checks import UNITED, Offenders, Tally
 from ckptmove.proof.equality import other_form, same_bits
 from ckptmove.proof.restored.byte_source_file import as_file
 from ckptmove.proof.restored.loaded import load, load_tensor
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class PiecesTally(Joined):
+class PiecesTally(Tally):
     """Figures and faults of the chunks compared so far."""
 
     chunks: int = 0  # loaded pieces of distributed checkpoints
@@ -46,8 +46,10 @@ class PiecesTally(Joined):
     differing: Offenders = field(default_factory=Offenders)  # chunks that differ from their part of the tensor, and how
     errors: Offenders = field(default_factory=Offenders)  # pieces that could not be loaded, and why
     refused: Offenders = field(default_factory=Offenders)  # objects that weights-only mode refuses, and why
-    failed_files: dict[str, str] = field(default_factory=dict)  # files of ranks that could not be loaded, and why
-    refused_files: dict[str, str] = field(default_factory=dict)  # those that weights-only mode refuses, and why
+    #: files of ranks that could not be loaded, and why.
+    failed_files: dict[str, str] = field(default_factory=dict, metadata=UNITED)
+    #: those that weights-only mode refuses, and why.
+    refused_files: dict[str, str] = field(default_factory=dict, metadata=UNITED)
     #: Open files of safetensors, by path.
     _tables: dict[str, Any] = field(default_factory=dict)
     #: Pages of the mapped files of ranks, which are released after the comparison.

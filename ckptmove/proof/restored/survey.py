@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from ckptmove.lazy.geometry import extent_numel
-from ckptmove.proof.checks import Joined, Offenders, failed, passed, skipped
+from ckptmove.proof.checks import UNITED, Offenders, Tally, failed, passed, skipped
 from ckptmove.proof.equality import other_form, same_integers
 from ckptmove.proof.processes.shares import ONE_PROCESS
+from ckptmove.proof.restored.numbers import NumbersTally
 from ckptmove.proof.restored.pages import PagesOfFiles
 from ckptmove.proof.restored.pieces import PiecesTally, compare_pieces, load_objects
 from ckptmove.proof.tensors.dtypes import dtype_of
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from ckptmove.proof.evidence import CheckResult
     from ckptmove.proof.processes.shares import ProcessGroup, Share
     from ckptmove.proof.restored.loaded import LoadedFiles
-    from ckptmove.proof.restored.numbers import NumbersTally
     from ckptmove.proof.sampling import Sample
     from ckptmove.proof.tensors.pieces import TensorSource, Window
     from ckptmove.proof.tensors.stored import StoredExtent, StoredTensors
@@ -43,16 +43,19 @@ _DAMAGED: Final = "PytorchStreamReader failed"
 
 
 @dataclass(slots=True)
-class RestoreTally(Joined):
-    """Figures and faults of the comparison so far."""
+class RestoreTally(Tally):
+    """Figures and faults of the comparison so far, and of the numbers, which are checked in the same pass."""
 
     compared: int = 0  # tensors compared with torch's
     nbytes: int = 0  # bytes compared
-    apart: Counter[str] = field(default_factory=Counter)  # number of tensors without bytes to compare, by kind
+    apart: dict[str, int] = field(default_factory=Counter)  # number of tensors without bytes to compare, by kind
     differing: Offenders = field(default_factory=Offenders)  # tensors that differ, and how
     unreadable: Offenders = field(default_factory=Offenders)  # tensors whose bytes are encoded or incomplete
     lost: Offenders = field(default_factory=Offenders)  # tensors with shards in missing files
     pieces: PiecesTally = field(default_factory=PiecesTally)  # results for tensors in several files
+    numbers: NumbersTally = field(default_factory=NumbersTally)
+    #: refusals and errors of the loaded files, by name.
+    files: dict[str, tuple[str, str]] = field(default_factory=dict, metadata=UNITED)
 
 
 def places(inventory: Inventory) -> dict[tuple[str, str | None, int], int]:
@@ -93,7 +96,7 @@ def survey(
     Its numbers are checked in the same pass, also those of files that torch did not load. Of a share, the other
     processes of the group check the rest, and rank 0 returns the check of the checkpoint.
     """
-    comparison = _LoadComparison(stored, loaded)
+    comparison = _LoadComparison(stored, loaded, numbers)
     tally = comparison.tally
     is_first = share is None or share.is_first
     for record in inventory.tensors:
@@ -103,8 +106,7 @@ def survey(
     encoded = {fact.storage_key for fact in inventory.facts if fact.kind == "encoded-storage"}
     chosen = sample or share
     for index, record in dense_records(inventory, None if chosen is None else chosen.names):
-        tally.set_place(index)
-        numbers.set_place(index)
+        tally.set_index(index)
         place = stored.place(record)
         if place is None:
             if record.storage in encoded:
@@ -122,11 +124,9 @@ def survey(
     for part in loaded.all_assembled:
         comparison.compare_objects(part, is_first=is_first)
     loaded.release()
-    results = {"restore": tally.to_json(), "numbers": numbers.to_json(), "files": loaded.results()}
-    for other in group.gather(results):
-        tally.join(other["restore"])
-        numbers.join(other["numbers"])
-        loaded.join(other["files"])
+    tally.files = loaded.results()
+    group.join(tally)
+    loaded.add(tally.files)
     total = len(inventory.tensors)
     return _outcome(inventory, tally, loaded, total, total if sample is None else sample.size.tensors)
 
@@ -168,8 +168,8 @@ class LoadedTensors:
 class _LoadComparison:
     """Compares stored tensors with those that ``torch.load`` returns, and releases the pages of the latter."""
 
-    def __init__(self, stored: StoredTensors, loaded: LoadedFiles) -> None:
-        self.tally = RestoreTally()
+    def __init__(self, stored: StoredTensors, loaded: LoadedFiles, numbers: NumbersTally) -> None:
+        self.tally = RestoreTally(numbers=numbers)
         self._stored, self._loaded = stored, loaded
         self._pages = PagesOfFiles(loaded.mapped & stored.native)
         #: How often each name has occurred; several paths may be written the same.

@@ -23,7 +23,6 @@ from ckptmove.moves import MoveRequest
 from ckptmove.proof.checks import NOTHING_TO_RESUME
 from ckptmove.proof.place import TorchDevice
 from ckptmove.proof.processes.shares import ONE_PROCESS
-from ckptmove.proof.restored.loaded import LoadedFiles
 from ckptmove.proof.restored.survey import LoadedTensors
 from ckptmove.proof.step.entries import tensors_of
 from ckptmove.proof.step.optimizers import Choice, choose_optimizer
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from ckptmove.proof.place import Site, StepDevice
     from ckptmove.proof.processes.shares import ProcessGroup, Share
     from ckptmove.proof.request import VerifyRequest
+    from ckptmove.proof.restored.loaded import LoadedFiles
     from ckptmove.proof.sampling import Sample
     from ckptmove.proof.step.recipe import Recipe
     from ckptmove.proof.tensors.pieces import ParameterPiece, TensorSource
@@ -76,6 +76,14 @@ class Bench(NamedTuple):
     pairings: list[tuple[OptimizerRecord, Pairing]]  # its optimizers, each with its parameters
     sample: Sample | None = None  # parameters to step; None for all
     share: Share | None = None  # the part of the checkpoint that this process steps; None for all of it
+
+
+class _NotStepped(Exception):
+    """Why an optimizer is not stepped, which is no fault of its state."""
+
+
+class _Refused(Exception):
+    """Why torch does not make a step."""
 
 
 class _ExtraTensors:
@@ -102,8 +110,6 @@ class _ExtraTensors:
 
 def resume(bench: Bench, group: ProcessGroup = ONE_PROCESS) -> tuple[CheckResult, CheckResult, CheckResult]:
     """The ``step``, ``parity`` and ``fresh`` checks.
-
-    Steps with a fault are made again by one process, whose report does not depend on the number of processes.
 
     Args:
         group: the processes that step the other parts of the checkpoint; only that of rank 0 returns all results.
@@ -140,16 +146,21 @@ def resume(bench: Bench, group: ProcessGroup = ONE_PROCESS) -> tuple[CheckResult
     with StoredTensors(parts, keeps=True) as stored, StoredTensors(parts, mapped=False, keeps=True) as again:
         own = bench._replace(stored=stored)
         second = _second_source(own, again, report)
-        for index, (optimizer, pairing) in enumerate(bench.pairings):
-            if not tally.error:
-                chosen = None if bench.sample is None else bench.sample.keys[index]
-                _try(own, optimizer, pairing, chosen, second, place, extra_tensors, report, tally)
-    others = group.gather(tally.to_json())
-    if others and not (tally.is_clean and all(other["is_clean"] for other in others)):
-        loaded = LoadedFiles(bench.checkpoint.parts, bench.stored)
-        return resume(bench._replace(loaded=loaded, share=None))
-    for other in others:
-        tally.join(other)
+        first = 0
+        for index in range(len(bench.pairings)):
+            tally.set_index(first)
+            optimizer, _ = bench.pairings[index]
+            try:
+                _try(own, index, first, second, place, extra_tensors, report, tally)
+            except _NotStepped as reason:
+                tally.left_out[index] = f"{optimizer.where or 'the optimizer'} was not stepped: {reason}"
+            except _Refused as error:
+                tally.add_error(str(error), is_unread=isinstance(error.__cause__, UnreadableInput))
+            first += sum(len(group.params) for group in optimizer.groups)
+    group.join(tally)
+    report.left_out = [tally.left_out[index] for index in sorted(tally.left_out)]
+    if tally.error:  # other steps do not count: how many were made before it depends on the batches
+        tally = TrialTally(error=tally.error, unread_errors=tally.unread_errors)
     return conclude(tally, report)
 
 
@@ -205,29 +216,33 @@ def _second_source(bench: Bench, again: StoredTensors, report: StepReport) -> Te
 
 def _try(
     bench: Bench,
-    optimizer: OptimizerRecord,
-    pairing: Pairing,
-    chosen: frozenset[str] | None,
+    index: int,
+    first: int,
     second: TensorSource,
     place: StepDevice,
     extra_tensors: _ExtraTensors,
     report: StepReport,
     tally: TrialTally,
 ) -> None:
-    named = f"{optimizer.where or 'the optimizer'} was not stepped: "
+    """Step one optimizer.
+
+    Args:
+        index: its index.
+        first: index of its first parameter among those of all optimizers.
+    """
+    optimizer, pairing = bench.pairings[index]
     choice = _choose(bench, optimizer, pairing)
-    recipe = _recipe(bench, optimizer, choice, named, report, tally)
-    if recipe is None:
-        return
-    tally.error = _overlapping(optimizer, pairing, recipe)
-    if tally.error:
-        return
+    recipe = _recipe(bench, optimizer, choice)
+    overlapping = _overlapping(optimizer, pairing, recipe)
+    if overlapping:
+        raise _Refused(overlapping)
     source = WithWrappers(bench.stored, bench.loaded)
 
     def obstacle(record: TensorRecord) -> str:
         return _obstacle(record, choice.name, source)
 
-    shared = _shared(bench, optimizer, choice.name)
+    chosen = None if bench.sample is None else bench.sample.keys[index]
+    shared = _shared(bench, index, choice.name)
     selection = select(optimizer, pairing.by_key(), choice.name, chosen, obstacle, shared)
     if pairing.how == "flat":
         stepped = [piece for piece in selection.pieces if not _is_padding(piece, bench.stored)]
@@ -235,14 +250,13 @@ def _try(
     listed = sum(len(group.params) for group in optimizer.groups)
     if keeps_state_on_first(choice.name) and selection.left_out:
         lost = f"{sum(map(len, selection.left_out.values()))} of {amount(listed, 'parameter')} not found in the file"
-        report.left_out.append(f"{named}{choice.name} steps all parameters as one vector, and {lost}")
-        return
+        raise _NotStepped(f"{choice.name} steps all parameters as one vector, and {lost}")
     try:
-        tally.error = refused_options(recipe, optimizer, bench.stored) or _refused_flag(bench, recipe, optimizer)
+        refused = refused_options(recipe, optimizer, bench.stored) or _refused_flag(bench, recipe, optimizer)
     except UnreadableInput as error:  # an option that is a tensor
-        tally.error, tally.unread = error_text(error), True
-    if tally.error:
-        return
+        raise _Refused(error_text(error)) from error
+    if refused:
+        raise _Refused(refused)
     report.classes.append(choice.name)
     report.notes += [note for note in (choice.note, recipe.cut) if note]
     report.leave_out(selection.left_out)
@@ -266,19 +280,19 @@ def _try(
         place=place,
         other=TorchDevice("cpu"),
         exact=exact,
+        first=first,
     )
-    try_optimizer(trial, iter(selection.pieces), tally)
-    if tally.limit:
-        report.left_out.append(f"{named}not proven, because {tally.limit}")
-        tally.limit = ""
+    limit = try_optimizer(trial, iter(selection.pieces), tally)
+    if limit:
+        raise _NotStepped(f"not proven, because {limit}")
 
 
-def _shared(bench: Bench, optimizer: OptimizerRecord, algorithm: str) -> frozenset[str] | None:
+def _shared(bench: Bench, index: int, algorithm: str) -> frozenset[str] | None:
     """Keys of the parameters that this process steps; None for all. One process steps those that step together."""
     if bench.share is None:
         return None
-    keys = [key for group in optimizer.groups for key in group.params]
-    own = next(keys for keys, (one, _) in zip(bench.share.keys, bench.pairings, strict=True) if one is optimizer)
+    keys = [key for group in bench.pairings[index][0].groups for key in group.params]
+    own = bench.share.keys[index]
     if steps_together(algorithm):
         return frozenset(keys if keys and keys[0] in own else ())
     return own
@@ -321,24 +335,19 @@ def _choose(bench: Bench, optimizer: OptimizerRecord, pairing: Pairing) -> Choic
     return Choice(reason=f"a step of {choice.name} is not elementwise, and a flat partition joins parts of parameters")
 
 
-def _recipe(
-    bench: Bench, optimizer: OptimizerRecord, choice: Choice, named: str, report: StepReport, tally: TrialTally
-) -> Recipe | None:
-    """The recipe of an optimizer; None if it is not stepped, with the reason added to the report."""
+def _recipe(bench: Bench, optimizer: OptimizerRecord, choice: Choice) -> Recipe:
+    """The recipe of an optimizer."""
     if not choice.name:
-        report.left_out.append(named + choice.reason)
-        return None
+        raise _NotStepped(choice.reason)
     try:
         recipe = make_recipe(bench.checkpoint, optimizer, choice.name, bench.request)
     except CannotBuild as error:
-        report.left_out.append(f"{named}not proven, because {choice.name} cannot be made: {error_text(error)}")
+        raise _NotStepped(f"not proven, because {choice.name} cannot be made: {error_text(error)}") from error
     except STEP_ERRORS as error:
-        tally.error = f"{choice.name} cannot be made: {error_text(error)}"
-    else:
-        if recipe is None:
-            report.left_out.append(f"{named}this torch has no {choice.name}")
-        return recipe
-    return None
+        raise _Refused(f"{choice.name} cannot be made: {error_text(error)}") from error
+    if recipe is None:
+        raise _NotStepped(f"this torch has no {choice.name}")
+    return recipe
 
 
 def _doubts(
@@ -372,9 +381,7 @@ def _overlapping(optimizer: OptimizerRecord, pairing: Pairing, recipe: Recipe) -
 def _for_cpu(recipe: Recipe) -> Recipe:
     """The same recipe without ``capturable``, which the CPU refuses."""
     return recipe._replace(
-        groups=tuple(
-            {name: False if name == "capturable" else value for name, value in group.items()} for group in recipe.groups
-        ),
+        groups=tuple(group | ({"capturable": False} if "capturable" in group else {}) for group in recipe.groups)
     )
 
 

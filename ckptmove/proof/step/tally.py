@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ckptmove.proof.checks import Offenders
+from ckptmove.proof.checks import UNITED, First, Offenders, Tally
 from ckptmove.proof.step.entries import tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ckptmove.model import OptimizerRecord
     from ckptmove.proof.place import StepDevice
     from ckptmove.proof.step.recipe import Recipe
-    from ckptmove.proof.tensors.pieces import TensorSource
+    from ckptmove.proof.tensors.pieces import ParameterPiece, TensorSource
 
 
 class Trial(NamedTuple):
@@ -28,6 +26,7 @@ class Trial(NamedTuple):
     place: StepDevice  # device of the step
     other: StepDevice  # device of the reference step
     exact: bool  # whether the two steps must agree bit for bit
+    first: int  # index of its first parameter among those of all optimizers
 
     def has_zero_rate(self, group: int) -> bool:
         """Whether a group has a learning rate of 0, as a number or a tensor."""
@@ -44,11 +43,18 @@ class Member(NamedTuple):
     name: str  # name of the parameter
 
 
+def _widest(one: tuple[float, float] | None, other: tuple[float, float] | None) -> tuple[float, float] | None:
+    """The range that contains two others."""
+    if one is None or other is None:
+        return one or other
+    return min(one[0], other[0]), max(one[1], other[1])
+
+
 @dataclass(slots=True)
-class TrialTally:
+class TrialTally(Tally):
     """Results of the steps so far, over all optimizers."""
 
-    trials: list[Trial] = field(default_factory=list)  # inputs for each optimizer; the last one is being stepped
+    _trials: list[Trial] = field(default_factory=list)  # inputs for each optimizer; the last one is being stepped
     parameters: set[Member] = field(default_factory=set)  # parameters that were stepped
     elements: int = 0  # number of values that were stepped
     standins: set[Member] = field(default_factory=set)  # parameters that the file does not have; zeros were used
@@ -60,19 +66,21 @@ class TrialTally:
     #: parameters whose group has a learning rate of 0, except those in ``moved`` or ``untouched``.
     idle: set[Member] = field(default_factory=set)
     counted: int = 0  # number of step counts that rose by one
-    counts: tuple[float, float] | None = None  # lowest and highest of them after the step
+    #: lowest and highest of them after the step.
+    counts: tuple[float, float] | None = field(default=None, metadata={"join": _widest})
     #: parameters that were not finite before the step either.
     not_finite_before: set[Member] = field(default_factory=set)
     #: moments that ``load_state_dict`` cast, with both dtypes.
     casts: dict[tuple[str, str, str], int] = field(default_factory=dict)
     faults: Offenders = field(default_factory=Offenders)  # faults of the step
-    error: str = ""  # exception of the step, with the parameter, or empty
-    unread: bool = False  # whether the error is that bytes could not be read
-    limit: str = ""  # why a class of another library cannot be stepped here, which is not a fault of the file
-    incomparable: str = ""  # why its step and reference step need not agree
-    fresh_failure: str = ""  # why it makes no step without the stored state
+    error: First = field(default_factory=First)  # exceptions of the step, with the parameter
+    unread_errors: set[str] = field(default_factory=set)  # those because bytes could not be read
+    #: why optimizers were not stepped, by their index among those of the file.
+    left_out: dict[int, str] = field(default_factory=dict, metadata=UNITED)
+    incomparable: First = field(default_factory=First)  # why step and reference step need not agree
+    fresh_failure: First = field(default_factory=First)  # why no step is made without the stored state
     apart: Offenders = field(default_factory=Offenders)  # differences between step and reference step
-    furthest: float = 0.0  # largest difference between them
+    furthest: float = field(default=0.0, metadata={"join": max})  # largest difference between them
     #: parameters without state that could show in a step, by reason.
     bare: dict[str, set[Member]] = field(default_factory=dict)
     with_state: set[Member] = field(default_factory=set)  # parameters with non-zero state that the step reads
@@ -80,52 +88,33 @@ class TrialTally:
     changed: set[Member] = field(default_factory=set)
 
     @property
-    def _sets(self) -> dict[str, set[Member]]:
-        return {name: value for name in self.__slots__ if isinstance(value := getattr(self, name), set)}
+    def unread(self) -> bool:
+        """Whether the error is that bytes could not be read."""
+        return str(self.error) in self.unread_errors
 
-    @property
-    def is_clean(self) -> bool:
-        """Whether nothing in the steps so far ends them or fails a check."""
-        return not (self.error or self.limit or self.incomparable or self.fresh_failure or self.faults or self.apart)
+    def add_error(self, text: str, *, is_unread: bool = False) -> None:
+        """Add an exception of the step."""
+        self.error.add(text)
+        self.unread_errors.update([text] * is_unread)
 
-    def to_json(self) -> dict[str, Any]:
-        """Convert the figures to JSON, for another process."""
-        return {
-            "is_clean": self.is_clean,
-            "elements": self.elements,
-            "counted": self.counted,
-            "counts": self.counts,
-            "furthest": self.furthest,
-            "casts": [[*cast, count] for cast, count in self.casts.items()],
-            "bare": {reason: sorted(members) for reason, members in self.bare.items()},
-            **{name: sorted(members) for name, members in self._sets.items()},
-        }
+    def begin(self, trial: Trial) -> None:
+        """Add the results of another optimizer."""
+        self._trials.append(trial)
 
-    def join(self, other: Mapping[str, Any]) -> None:
-        """Add the figures of another process, from the result of :meth:`to_json`."""
-        self.elements += other["elements"]
-        self.counted += other["counted"]
-        ranges = [one for one in (self.counts, other["counts"]) if one is not None]
-        self.counts = (min(low for low, _ in ranges), max(high for _, high in ranges)) if ranges else None
-        self.furthest = max(self.furthest, other["furthest"])
-        for *cast, count in other["casts"]:
-            key, before, after = cast
-            self.casts[key, before, after] = self.casts.get((key, before, after), 0) + count
-        for reason, members in other["bare"].items():
-            self.bare.setdefault(reason, set()).update(Member(*one) for one in members)
-        for name, members in self._sets.items():
-            members.update(Member(*one) for one in other[name])
+    def set_parameter(self, piece: ParameterPiece) -> None:
+        """Say that the faults that follow are those of a piece's parameter."""
+        self.set_index(self._trials[-1].first + piece.position)
 
     def member(self, name: str) -> Member:
         """A parameter of the optimizer that is being stepped."""
-        return Member(len(self.trials) - 1, name)
+        return Member(len(self._trials) - 1, name)
 
     def of(self, index: int) -> OptimizerTally:
         """Results of one optimizer."""
         bare = {reason: {one for one in some if one.optimizer == index} for reason, some in self.bare.items()}
         return OptimizerTally(
-            where=self.trials[index].optimizer.where or "the optimizer",
-            is_foreign=self.trials[index].recipe.is_foreign,
+            where=self._trials[index].optimizer.where or "the optimizer",
+            is_foreign=self._trials[index].recipe.is_foreign,
             bare={reason: some for reason, some in bare.items() if some},
             changed={one for one in self.changed if one.optimizer == index},
         )

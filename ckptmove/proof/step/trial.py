@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -51,10 +50,14 @@ _MOMENT_FACTOR: Final = 4.0
 _SMALL_GRADIENT: Final = 2.0**-6
 
 
-def try_optimizer(trial: Trial, pieces: Iterator[ParameterPiece], tally: TrialTally) -> None:
-    """Step every piece three times: restored, restored on the reference device, and fresh. Stop at the first error."""
+def try_optimizer(trial: Trial, pieces: Iterator[ParameterPiece], tally: TrialTally) -> str:
+    """Step every piece three times: restored, restored on the reference device, and fresh. Stop at the first error.
+
+    Returns:
+        Why a class of another library cannot be stepped here, which is not a fault of the file; empty if it can.
+    """
     name = trial.recipe.name
-    tally.trials.append(trial)
+    tally.begin(trial)
     for batch in batches(pieces, together=steps_together(name)):
         drafts: list[Draft] = []
         try:
@@ -63,14 +66,15 @@ def try_optimizer(trial: Trial, pieces: Iterator[ParameterPiece], tally: TrialTa
                 drafts = as_one(drafts, trial.source)
             stepped = take_step(trial.recipe, drafts, trial.source, trial.place, with_state=True)
         except STEP_ERRORS as error:
-            tally.limit = _limit(trial, drafts, error) if isinstance(error, ForeignError) else ""
-            tally.error = "" if tally.limit else _locate(trial, batch, drafts, error)
-            tally.unread = isinstance(error, UnreadableInput)
-            return
+            limit = _limit(trial, drafts, error) if isinstance(error, ForeignError) else ""
+            if not limit:
+                _add_error(trial, batch, drafts, error, tally)
+            return limit
         for draft, after in zip(drafts, stepped, strict=True):
+            tally.set_parameter(draft.piece)
             check_parameter(trial, draft.piece, after, tally)
-        others = _compare(trial, drafts, stepped, tally)
-        _without_state(trial, drafts, others, tally)
+        _compare(trial, drafts, stepped, tally)
+    return ""
 
 
 def _limit(trial: Trial, drafts: Sequence[Draft], error: ForeignError) -> str:
@@ -89,21 +93,26 @@ def _limit(trial: Trial, drafts: Sequence[Draft], error: ForeignError) -> str:
     return ""
 
 
-def _locate(trial: Trial, batch: Sequence[ParameterPiece], drafts: Sequence[Draft], error: Exception) -> str:
-    """The parameter of a batch that torch refuses to step, with the error; the batch's first if all step alone."""
-    by_itself = len(drafts) > 1 and not steps_together(trial.recipe.name)
-    refusals = (_refusal(trial, draft) for draft in drafts) if by_itself else iter(())
-    first = batch[0] if len(drafts) == len(batch) else batch[len(drafts)]  # the one that could not be read
-    missing = (_missing_key(trial, piece, error) for piece in batch)
-    return next(filter(None, chain(refusals, missing)), f"{first.name}: {error_text(error)}")
+def _add_error(
+    trial: Trial, batch: Sequence[ParameterPiece], drafts: Sequence[Draft], error: Exception, tally: TrialTally
+) -> None:
+    """Add the error of a batch, with the parameter that torch refuses to step; the first one if each steps alone."""
+    piece, refusal = next(_refusals(trial, batch, drafts, error))
+    text = _missing_key(trial, piece, refusal) or f"{piece.name}: {error_text(refusal)}"
+    tally.set_parameter(piece)
+    tally.add_error(text, is_unread=isinstance(refusal, UnreadableInput))
 
 
-def _refusal(trial: Trial, draft: Draft) -> str:
-    try:
-        take_step(trial.recipe, [draft], trial.source, trial.place, with_state=True)
-    except STEP_ERRORS as error:
-        return _missing_key(trial, draft.piece, error) or f"{draft.piece.name}: {error_text(error)}"
-    return ""
+def _refusals(
+    trial: Trial, batch: Sequence[ParameterPiece], drafts: Sequence[Draft], error: Exception
+) -> Iterator[tuple[ParameterPiece, Exception]]:
+    for draft in drafts if _each_alone(trial, drafts) else ():
+        try:
+            take_step(trial.recipe, [draft], trial.source, trial.place, with_state=True)
+        except STEP_ERRORS as alone:  # noqa: PERF203  # each may be refused
+            yield draft.piece, alone
+    yield from ((piece, error) for piece in batch if _missing_key(trial, piece, error))
+    yield batch[0] if len(drafts) == len(batch) else batch[len(drafts)], error  # the one that could not be read
 
 
 def _missing_key(trial: Trial, piece: ParameterPiece, error: Exception) -> str:
@@ -126,31 +135,48 @@ def error_text(error: Exception) -> str:
     return " ".join(text.split()).rstrip(":")  # the message may be empty
 
 
-def _compare(trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped], tally: TrialTally) -> Sequence[Stepped]:
-    """Make the reference step and compare the results; return its results, or nothing if it fails."""
+def _compare(trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped], tally: TrialTally) -> None:
+    """Make the reference step, compare the results, and step without the stored state."""
     try:
         others = take_step(trial.reference, drafts, trial.second, trial.other, with_state=True)
     except STEP_ERRORS as error:
+        if _each_alone(trial, drafts):
+            for draft, one in zip(drafts, stepped, strict=True):
+                _compare(trial, [draft], [one], tally)
+            return
+        tally.set_parameter(drafts[0].piece)
         refusal = f"the reference step fails: {error_text(error)}"
         if isinstance(error, (ForeignError, NoWrapper)):
-            tally.incomparable = refusal
+            tally.incomparable.add(refusal)
         else:
             tally.apart.add(f"{drafts[0].piece.name}: {refusal}")
-        return ()
-    apart = []
+        return
+    apart = [*_differences(trial, drafts, stepped, others, tally)]
+    if apart and trial.recipe.is_foreign and _is_random(trial, drafts, stepped):
+        tally.incomparable.add(f"{trial.recipe.name} draws random numbers, so its steps differ")
+        apart = []
+    for piece, text in apart:
+        tally.set_parameter(piece)
+        tally.apart.add(text)
+    _without_state(trial, drafts, others, tally)
+
+
+def _differences(
+    trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped], others: Sequence[Stepped], tally: TrialTally
+) -> Iterator[tuple[ParameterPiece, str]]:
+    """Differences between steps and reference steps, as text."""
     for draft, one, other in zip(drafts, stepped, others, strict=True):
         for key, value, reference in _pairs(one, other):
             text = difference(value, reference, exact=trial.exact)
             if text:
-                apart.append(f"{draft.piece.name}{key}: differs{text}")
+                yield draft.piece, f"{draft.piece.name}{key}: differs{text}"
             elif not trial.exact and value.numel():
                 tally.furthest = max(tally.furthest, gap(value, reference))
-    if apart and trial.recipe.is_foreign and _is_random(trial, drafts, stepped):
-        tally.incomparable = f"{trial.recipe.name} draws random numbers, so its steps differ"
-        return others
-    for text in apart:
-        tally.apart.add(text)
-    return others
+
+
+def _each_alone(trial: Trial, drafts: Sequence[Draft]) -> bool:
+    """Whether several drafts can also be stepped one by one, so that a failure is that of one parameter."""
+    return len(drafts) > 1 and not steps_together(trial.recipe.name)
 
 
 def _is_random(trial: Trial, drafts: Sequence[Draft], stepped: Sequence[Stepped]) -> bool:
@@ -173,7 +199,7 @@ def _without_state(trial: Trial, drafts: Sequence[Draft], others: Sequence[Stepp
     A parameter is skipped once one of its pieces had another result.
     """
     name = trial.recipe.name
-    wanted = _with_state(trial, drafts[: len(others)], tally)
+    wanted = _with_state(trial, drafts, tally)
     if not wanted:
         return
     tally.with_state.update(tally.member(drafts[index].piece.name) for index in wanted)
@@ -183,7 +209,12 @@ def _without_state(trial: Trial, drafts: Sequence[Draft], others: Sequence[Stepp
         anew = take_step(trial.reference, begun, trial.second, trial.other, with_state=False)
         _note_changes(trial, drafts, others, dict(zip(stepped, anew, strict=True)), wanted, tally)
     except STEP_ERRORS as error:
-        tally.fresh_failure = f"the step without the stored state fails: {error_text(error)}"
+        if _each_alone(trial, drafts):
+            for draft, other in zip(drafts, others, strict=True):
+                _without_state(trial, [draft], [other], tally)
+            return
+        tally.set_parameter(drafts[0].piece)
+        tally.fresh_failure.add(f"the step without the stored state fails: {error_text(error)}")
 
 
 def _note_changes(

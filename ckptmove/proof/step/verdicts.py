@@ -122,7 +122,7 @@ def _step(tally: TrialTally, report: StepReport) -> CheckResult:
         reason = f"{lost} of the optimizer not found in the model: zeros used instead"
         return skipped("step", "; ".join([reason, *parts]), **figures)
     stood_in = [_stood_in(tally)] if tally.standins else []
-    limits = [limit for limit in (tally.incomparable, tally.fresh_failure) if limit]
+    limits = [str(limit) for limit in (tally.incomparable, tally.fresh_failure) if limit]
     doubts = [*unstepped, *report.assumed, *report.left_out, *stood_in, *limits, *_doubts_of_state(tally)]
     figures["proven"] = not doubts
     figures["unproven"] = doubts[0] if doubts else ""

@@ -85,6 +85,7 @@ class ParameterPiece(NamedTuple):
     window: Window | None  # its run of elements; None for all
     elements: int  # number of elements
     offset: int  # index of its first element in the parameter
+    position: int = 0  # index of the parameter among those of the optimizer
 
     def of(self, record: TensorRecord, source: TensorSource) -> torch.Tensor:
         """This piece of a tensor: its window if the tensor has the parameter's shape, else the whole tensor."""
@@ -127,33 +128,34 @@ def select(
     """
     entries = {entry.key: entry.without_inner() for entry in optimizer.state}
     found = SelectedParameters([], {})
-    for index, group in enumerate(optimizer.groups):
-        for key in group.params:
-            entry = entries.get(key)
-            is_apart = not keeps_state_on_first(algorithm)
-            parameter = parameters.get(key)
-            known = parameter or _stand_in(entry, algorithm)
-            name = parameter.name if parameter is not None else f"{optimizer.where}.state.{key}".lstrip(".")
-            if is_apart and not (chosen is None or key in chosen):
-                reason = NOT_SAMPLED
-            elif is_apart and entries and entry is None:
-                reason = WITHOUT_STATE
-            elif known is None:
-                reason = "the file contains neither the parameter nor a moment of its shape"
-            elif not is_dense(known):
-                reason = f"it is a {known.subclass or f'{known.kind} tensor'}, without plain values to step"
-                if known.subclass in CLASSES:
-                    reason += f"; {_OF_RANKS}"
-            else:
-                others = [one for _, one in entry.tensors if not is_dense(one)] if entry is not None else []
-                reason = next(filter(None, map(obstacle, others)), "")
-            if known is None or reason:
-                found.leave_out(name, reason)
-                continue
-            if own is not None and key not in own:
-                continue
-            whole = ParameterPiece(name, index, known, parameter is not None, entry, None, prod(known.shape), 0)
-            found.pieces.extend(_cut(whole) if is_elementwise(algorithm) else (whole,))
+    listed = [(index, key) for index, group in enumerate(optimizer.groups) for key in group.params]
+    for place, (index, key) in enumerate(listed):
+        entry = entries.get(key)
+        is_apart = not keeps_state_on_first(algorithm)
+        parameter = parameters.get(key)
+        known = parameter or _stand_in(entry, algorithm)
+        name = parameter.name if parameter is not None else f"{optimizer.where}.state.{key}".lstrip(".")
+        if is_apart and not (chosen is None or key in chosen):
+            reason = NOT_SAMPLED
+        elif is_apart and entries and entry is None:
+            reason = WITHOUT_STATE
+        elif known is None:
+            reason = "the file contains neither the parameter nor a moment of its shape"
+        elif not is_dense(known):
+            reason = f"it is a {known.subclass or f'{known.kind} tensor'}, without plain values to step"
+            if known.subclass in CLASSES:
+                reason += f"; {_OF_RANKS}"
+        else:
+            others = [one for _, one in entry.tensors if not is_dense(one)] if entry is not None else []
+            reason = next(filter(None, map(obstacle, others)), "")
+        if known is None or reason:
+            found.leave_out(name, reason)
+            continue
+        if own is not None and key not in own:
+            continue
+        size = prod(known.shape)
+        whole = ParameterPiece(name, index, known, parameter is not None, entry, None, size, 0, place)
+        found.pieces.extend(_cut(whole) if is_elementwise(algorithm) else (whole,))
     return found
 
 
@@ -199,7 +201,4 @@ def _cut(piece: ParameterPiece) -> Iterator[ParameterPiece]:
     for start in range(0, rows, step):
         end = min(start + step, rows)
         window = Window(start, end, flat)
-        yield ParameterPiece(
-            piece.name, piece.group, piece.parameter, piece.is_stored, piece.entry, window, (end - start) * row,
-            start * row,
-        )  # fmt: skip
+        yield piece._replace(window=window, elements=(end - start) * row, offset=start * row)

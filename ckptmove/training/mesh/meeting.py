@@ -14,7 +14,11 @@ import socket
 import time
 from contextlib import suppress
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ckptmove.proof.codec import dumps, loads
+from ckptmove.proof.processes.messages import Message
+from ckptmove.proof.request import VerifyRequest  # noqa: TC001  # the codec reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +35,15 @@ _LONGEST_FIRST: Final = 2**20
 _LOCAL: Final = "127.0.0.1"
 
 
+class Hello(NamedTuple):
+    """The first message of a rank."""
+
+    token: str
+    rank: int
+    request: VerifyRequest | None = None  # its options
+    failure: dict[str, Any] | None = None  # the error that ended the command before
+
+
 class Host:
     """The connections of rank 0 to the other ranks."""
 
@@ -43,12 +56,12 @@ class Host:
         #: Where to connect: host, port and token.
         self.address = f"{host} {port} {self._token}"
         #: Messages of the other ranks; None if the process of a rank ended without a last one.
-        self._news: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[tuple[int, Hello | Message | None]] = queue.SimpleQueue()
         self._connections: dict[int, socket.socket] = {}
-        #: First messages of the ranks: their options, or an error.
-        self.hellos: dict[int, dict[str, Any]] = {}
+        #: First messages of the ranks.
+        self.hellos: dict[int, Hello] = {}
         #: Last messages.
-        self.endings: dict[int, dict[str, Any] | None] = {}
+        self.endings: dict[int, Message | None] = {}
         #: Whether the child of this rank was ended because another rank had failed.
         self.has_ended_child = False
         self._failed = Event()
@@ -68,23 +81,23 @@ class Host:
     def _listen_to(self, connection: socket.socket) -> None:
         rank = None
         connection.settimeout(_TOKEN_SECONDS)
-        with suppress(OSError, ValueError, LookupError, TypeError), connection, _reader(connection) as reader:
-            first = json.loads(reader.readline(_LONGEST_FIRST))
-            if not secrets.compare_digest(str(first["token"]), self._token):
+        with suppress(OSError, ValueError), connection, _reader(connection) as reader:
+            first = loads(Hello, reader.readline(_LONGEST_FIRST))
+            if not secrets.compare_digest(first.token.encode(), self._token.encode()):
                 return  # a stranger
             connection.settimeout(None)
-            rank = int(first["rank"])
+            rank = first.rank
             self._connections[rank] = connection
             self._news.put((rank, first))
             for line in reader:
-                self._hear(rank, json.loads(line))
+                self._hear(rank, loads(Message, line))
         if rank is not None:
             self._hear(rank, None)
 
-    def _hear(self, rank: int, content: dict[str, Any] | None) -> None:
+    def _hear(self, rank: int, ending: Message | None) -> None:
         """Note a last message. If the rank failed, the others may wait for it forever."""
-        self._news.put((rank, content))
-        if content is None or content["failed"]:
+        self._news.put((rank, ending))
+        if ending is None or ending.has_failed:
             self._failed.set()
 
     def end_after_failure(self, end: Callable[[], None]) -> None:
@@ -104,45 +117,43 @@ class Host:
             rank, content = self._news.get(timeout=max(0.0, until - time.monotonic()))
         except queue.Empty:
             return False
-        if content is not None and "token" in content:
+        if isinstance(content, Hello):
             self.hellos[rank] = content
         else:
             self.endings.setdefault(rank, content)
         return True
 
+    def _wait(self, seconds: float, is_done: Callable[[], bool]) -> None:
+        """Take messages until something is done, or for some seconds."""
+        until = time.monotonic() + seconds
+        while not is_done() and self._take(until):
+            pass
+
     def wait_for_start(self) -> None:
         """Wait until every other rank has sent its first message, or one of them has ended."""
-        until = time.monotonic() + START_SECONDS
-        while len(self.hellos) < self._size - 1 and not self.endings and self._take(until):
-            pass
+        self._wait(START_SECONDS, lambda: len(self.hellos) == self._size - 1 or bool(self.endings))
 
     def wait_for_end(self) -> None:
         """Wait a while until every other rank has sent its last message."""
-        until = time.monotonic() + GRACE_SECONDS
-        while len(self.endings) < self._size - 1 and self._take(until):
-            pass
+        self._wait(GRACE_SECONDS, lambda: len(self.endings) == self._size - 1)
 
     def killed(self) -> list[int]:
         """Ranks whose processes ended without a last message, if there are any within a few seconds."""
-        until = time.monotonic() + GRACE_SECONDS
-        while len(self.endings) < self._size - 1 and None not in self.endings.values() and self._take(until):
-            pass
+        self._wait(GRACE_SECONDS, lambda: len(self.endings) == self._size - 1 or None in self.endings.values())
         return [rank for rank, ending in self.endings.items() if ending is None]
 
-    def tell(self, **message: object) -> None:
-        """Send a message to the other ranks that have connected."""
+    def tell(self, code: int | None) -> None:
+        """Send an exit code, which ends the run, or None, which starts it, to the other ranks that have connected."""
         for rank in self.others:
-            _send(self._connections.get(rank), message)
+            _send(self._connections.get(rank), code)
 
     def dismiss(self, code: int) -> None:
         """Send the exit code to every other rank, and stop to listen.
 
         A rank that is late to connect finds nobody. It then writes its own error, unless torchrun ends it before.
         """
-        until = time.monotonic() + GRACE_SECONDS
-        while len(self.hellos) < self._size - 1 and self._take(until):
-            pass
-        self.tell(exit=code)
+        self._wait(GRACE_SECONDS, lambda: len(self.hellos) == self._size - 1)
+        self.tell(code)
         with suppress(OSError):  # wakes the thread that accepts; macOS refuses it for a socket that listens
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
@@ -151,7 +162,7 @@ class Host:
 class Guest:
     """The connection of another rank to rank 0."""
 
-    def __init__(self, address: str, rank: int, hello: dict[str, object]) -> None:
+    def __init__(self, address: str, hello: Hello) -> None:
         host, port, token = address.split(" ")
         connection = socket.create_connection((host, int(port)), timeout=START_SECONDS)
         connection.settimeout(None)
@@ -160,15 +171,14 @@ class Guest:
         self._end: Callable[[], None] | None = None  # ends the child
         #: Exit code of all ranks; None if rank 0 ended without a message.
         self.exit_code: int | None = None
-        _send(connection, {"token": token, "rank": rank, **hello})
+        _send(connection, hello._replace(token=token))
         Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
         with suppress(OSError, ValueError), self._connection, _reader(self._connection) as reader:
             for line in reader:
-                message = json.loads(line)
-                if "exit" in message:
-                    self.exit_code = int(message["exit"])
+                self.exit_code = json.loads(line)
+                if self.exit_code is not None:
                     break
                 self._started.set()
         self._ended.set()
@@ -186,9 +196,9 @@ class Guest:
         self._started.wait()
         return not self._ended.is_set()
 
-    def send(self, message: dict[str, object]) -> None:
-        """Send a message to rank 0."""
-        _send(self._connection, message)
+    def send(self, ending: Message) -> None:
+        """Send the last message to rank 0."""
+        _send(self._connection, ending)
 
     def wait_for_exit_code(self) -> int | None:
         """The exit code of all ranks; None if rank 0 has ended without one."""
@@ -206,8 +216,8 @@ def _reader(connection: socket.socket) -> TextIO:
     return connection.makefile("r", encoding="utf-8", newline="\n")
 
 
-def _send(connection: socket.socket | None, message: dict[str, object]) -> None:
+def _send(connection: socket.socket | None, message: Message | Hello | int | None) -> None:
     """Send a message; one to a process that has ended is lost."""
     if connection is not None:
         with suppress(OSError):
-            connection.sendall(json.dumps(message).encode() + b"\n")
+            connection.sendall(f"{dumps(message)}\n".encode())

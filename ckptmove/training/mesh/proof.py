@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from ckptmove.errors import CaseUnusable
-from ckptmove.proof.checks import CASE, MESH_CHECKS, check_to_json, passed, skipped
+from ckptmove.proof.checks import CASE, MESH_CHECKS, passed, skipped
 from ckptmove.proof.equality import agreement
+from ckptmove.proof.evidence import RankFault, RanksOfRun
 from ckptmove.proof.outcome import STILL, UNUSED, Motion, not_finite, used
+from ckptmove.proof.processes.messages import Message
 from ckptmove.text import amount, some
 from ckptmove.training import outcome
 from ckptmove.training.case.step import loss_of, one_batch
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from ckptmove.proof.place import StepDevice
     from ckptmove.training.mesh.group import Ranks
 
-    Emit = Callable[[dict[str, object]], None]
+    Emit = Callable[[Message], None]
 
 #: Faults of single ranks in the evidence.
 _MOST_FAULTS: Final = 100
@@ -45,7 +47,7 @@ class Setting(NamedTuple):
     lacking: str  # why the step fails even without a fault, if a real target is required; empty otherwise
     seed: int  # seed of the gradients
     exact: bool  # whether results must equal those of a single process bit for bit
-    emit: Emit  # called on the first rank with each check, as of `check_to_json`, and the faults of its ranks
+    emit: Emit  # called on the first rank with each check, and the faults of its ranks
 
 
 def _backward(subject: Subject, batch: Any, device: torch.device) -> float | None:
@@ -105,8 +107,8 @@ class Proof:
     def _check(self, subject: Subject, stored: StoredState) -> None:
         ranks = self._ranks
         shape = ranks.gather(subject.mesh)
-        mesh = next((one for one in shape if one is not None), None)
-        self._emit({"fact": {"mesh": mesh, "saved_by": stored.saved_by}})
+        sizes, dims = next((one for one in shape if one is not None), ((), ()))
+        self._emit(Message(run=RanksOfRun(ranks.size, sizes, dims, stored.saved_by)))
         checks = (self._keys, self._restore, self._options, self._step, self._parity, self._fresh, self._case)
         for name, check in zip(MESH_CHECKS, checks, strict=True):
             ranks.enter(name)
@@ -130,7 +132,7 @@ class Proof:
             return self._settle("restore", errors, "", named=True)
         found = self._ranks.gather(compare(subject, stored))
         shards, elements = sum(one.shards for one in found), sum(one.elements for one in found)
-        self._emit({"fact": {"resharded": any(one.moved for one in found)}})
+        self._emit(Message(run=RanksOfRun(self._ranks.size, resharded=any(one.moved for one in found))))
         detail = f"{amount(shards, 'shard')} with {amount(elements, 'element')} equal the checkpoint bit for bit"
         figures = {"shards": shards, "elements": elements}
         return self._settle("restore", [one.faults for one in found], detail, named=True, **figures)
@@ -220,13 +222,13 @@ class Proof:
             return True
         self._answer(rank_failure(check, faults, self._ranks.size, fix, named=named, **figures))
         if named:
-            by_rank = [{"rank": rank, "fault": fault} for rank, own in enumerate(faults) for fault in own]
-            self._emit({"fact": {"rank_faults": [{**one, "check": check} for one in by_rank[:_MOST_FAULTS]]}})
+            by_rank = [RankFault(rank, check, fault) for rank, own in enumerate(faults) for fault in own]
+            self._emit(Message(run=RanksOfRun(self._ranks.size, faults=(*by_rank[:_MOST_FAULTS],))))
         return False
 
     def _answer(self, check: CheckResult) -> None:
-        self._emit({"check": check_to_json(check)})
+        self._emit(Message(check=check))
 
-    def _emit(self, message: dict[str, object]) -> None:
+    def _emit(self, message: Message) -> None:
         if self._ranks.rank == 0:
             self._setting.emit(message)

@@ -6,7 +6,6 @@ Rank 0 writes the only report.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from contextlib import ExitStack, suppress
@@ -15,26 +14,17 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ckptmove.errors import CaseUnusable, UsageError
-from ckptmove.opening.checkpoint import open_checkpoint
-from ckptmove.proof.checks import (
-    CASE,
-    CHILD_CHECKS,
-    MESH_CHECKS,
-    check_from_json,
-    check_to_json,
-    failed,
-    passed,
-    skipped,
-)
+from ckptmove.proof.checks import CASE, CHILD_CHECKS, MESH_CHECKS, failed, passed, skipped
+from ckptmove.proof.codec import dumps, to_plain
 from ckptmove.proof.errors import TorchBroken
-from ckptmove.proof.evidence import RankFault, RanksOfRun
+from ckptmove.proof.evidence import RankFault
+from ckptmove.proof.opened import open_files
 from ckptmove.proof.processes.child import KILLED_BY, child, worker_command
-from ckptmove.proof.refuted import judge
-from ckptmove.proof.step.tensor_sizes import limit_tensor_sizes
+from ckptmove.proof.processes.messages import Message, read_message
 from ckptmove.training.mesh.errors import RankFailed
 from ckptmove.training.mesh.faults import RANK, rank_failure
 from ckptmove.training.mesh.launch import find_launch
-from ckptmove.training.mesh.meeting import GRACE_SECONDS, START_SECONDS, Guest, Host
+from ckptmove.training.mesh.meeting import GRACE_SECONDS, START_SECONDS, Guest, Hello, Host
 from ckptmove.training.run import LATE_SHARE, checks_without_torch, refuse_request, settled, verdict
 
 if TYPE_CHECKING:
@@ -97,45 +87,31 @@ class Rank:
     ) -> Verdict:
         """Verify the checkpoint with all ranks. Call it on rank 0; the others :meth:`attend`."""
         host = cast("Host", self._host)
-        with ExitStack() as stack:
-            _refuse_options(request)
-            checkpoint = stack.enter_context(open_checkpoint(request.path, request.limits, keep_trees=True))
-            limit_tensor_sizes(checkpoint, request.limits)
-            asked = settled(request, checkpoint.inventory)
-            started = self._join({})
+        _refuse_options(request)
+        with open_files(request) as opened:
+            asked = settled(request, opened.checkpoint.inventory)
+            started = self._join()
             self._agree(host, request)
-            host.tell(start=True)
+            host.tell(None)
             self._send(started, asked)
             host.end_after_failure(started.end)
-            findings, here, _ = checks_without_torch(checkpoint, checkpoint.check(progress), request)
+            findings, here = checks_without_torch(opened, opened.checkpoint.check(progress), request)
             answers = started.collect(stage, (RANK,), request.timeout)
-            for place in checkpoint.read_from:
-                place.require_unchanged()
         host.wait_for_end()
         return self._result(asked, answers, here, findings)
 
     def attend(self, request: VerifyRequest) -> None:
         """Take part in the verification of rank 0."""
         _refuse_options(request)
-        with open_checkpoint(request.path, request.limits, keep_trees=True) as checkpoint:
-            limit_tensor_sizes(checkpoint, request.limits)
-            asked = settled(request, checkpoint.inventory)
-        started = self._join({"request": request.to_json()})
+        with open_files(request) as opened:
+            asked = settled(request, opened.checkpoint.inventory)
+        started = self._join(request=request)
         guest = cast("Guest", self._guest)
         if not guest.wait_for_start(started.end):
             return
         self._send(started, asked)
         answers = started.collect(None, (RANK,), request.timeout)
-        check = _ending_of(answers)
-        guest.send(
-            {
-                "failed": check.status == "failed" or bool(answers.unusable or answers.refusal),
-                "check": check_to_json(check),
-                "late": answers.facts.get("late"),
-                "unusable": answers.unusable,
-                "refusal": answers.refusal,
-            }
-        )
+        guest.send(_ending_of(answers))
 
     def killed_rank(self) -> RankFailed | None:
         """The error for a rank that was killed, after which torchrun ends this one; None if there is none."""
@@ -158,18 +134,18 @@ class Rank:
         """
         with self._stack:
             if self._host is not None:
-                self._join({})
+                self._join()
                 self._host.dismiss(code)  # a rank that has not connected yet gets the code when it does
                 return code
             with suppress(OSError, TorchBroken, RankFailed):
-                self._join({"failure": self.failure or {}})
+                self._join(failure=self.failure or {})
             if self._guest is None:
                 return None
             if self.failure is not None:
-                self._guest.send({"failed": True, "failure": self.failure})
+                self._guest.send(Message(failure=self.failure))
             return self._guest.wait_for_exit_code()
 
-    def _join(self, hello: dict[str, object]) -> Child:
+    def _join(self, request: VerifyRequest | None = None, failure: dict[str, Any] | None = None) -> Child:
         """Start the child, and connect to rank 0. Does nothing if that is done."""
         if self._child is not None:
             return self._child
@@ -178,18 +154,16 @@ class Rank:
             with suppress(OSError):  # it has died, which its missing answers show
                 started.give(self._host.address)  # with a token, which its command line would show to all users
             return started
-        for message in _messages(started):
-            if "address" in message:
-                self._guest = self._connect(message["address"], hello)
+        for line in iter(cast("Any", started.process.stdout).readline, ""):
+            message = read_message(line)
+            if message is not None and message.address:
+                try:
+                    self._guest = Guest(message.address, Hello("", self._launch.rank, request, failure))
+                except OSError as error:
+                    reason = f"its process cannot be reached from rank {self._launch.rank}: {error}"
+                    raise RankFailed(0, reason, path=None, hint=_PORTS, exit_code=_UNREACHED) from error
                 return started
         raise TorchBroken(f"rank {self._launch.rank} cannot reach the store of torchrun")
-
-    def _connect(self, address: str, hello: dict[str, object]) -> Guest:
-        try:
-            return Guest(address, self._launch.rank, hello)
-        except OSError as error:
-            reason = f"its process cannot be reached from rank {self._launch.rank}: {error}"
-            raise RankFailed(0, reason, path=None, hint=_PORTS, exit_code=_UNREACHED) from error
 
     def _send(self, started: Child, request: VerifyRequest) -> None:
         """Give the child its request. The accelerator of a rank is the one with its index on its machine."""
@@ -197,29 +171,21 @@ class Rank:
         target = f"{kind}:{self._launch.local_rank}" if kind else request.to
         deadline = None if request.timeout is None else time.time() + request.timeout * LATE_SHARE
         with suppress(OSError):  # it has died, which its missing answers show
-            started.give(request._replace(to=target, deadline=deadline).to_json())
+            started.give(dumps(request._replace(to=target, deadline=deadline)))
 
     def _agree(self, host: Host, request: VerifyRequest) -> None:
         """Wait for the other ranks, and compare their options."""
         host.wait_for_start()
         for rank, hello in sorted(host.hellos.items()):
-            if "failure" in hello:
-                failure: dict[str, Any] = hello["failure"]
-                raise RankFailed(
-                    rank,
-                    failure["message"],
-                    path=failure["path"],
-                    hint=failure["hint"],
-                    exit_code=failure["exit_code"],
-                )
-            mine, theirs = json.loads(request.to_json()), json.loads(hello["request"])
-            other = [name for name, value in mine.items() if theirs.get(name) != value]
-            if other:
-                name = other[0]
-                raise UsageError(
-                    f"the ranks have different options: {name} is {theirs.get(name)!r} on rank {rank}, "
-                    f"and {mine[name]!r} on rank 0"
-                )
+            if hello.failure is not None:
+                facts = {name: hello.failure[name] for name in ("path", "hint", "exit_code")}
+                raise RankFailed(rank, hello.failure["message"], **facts)
+            for name, one, other in zip(request._fields, request, hello.request or request, strict=True):
+                if one != other:
+                    raise UsageError(
+                        f"the ranks have different options: {name} is {to_plain(other)!r} on rank {rank}, "
+                        f"and {to_plain(one)!r} on rank 0"
+                    )
         missing = {*host.others} - {*host.hellos}
         if missing and host.endings:
             ended = min(host.endings)
@@ -238,13 +204,13 @@ class Rank:
         endings = dict(self._endings(answers))
         if answers.torch_failure:
             raise TorchBroken(answers.torch_failure)
-        for kind, error in (("unusable", CaseUnusable), ("refusal", UsageError)):
-            found = [(rank, str(one[kind])) for rank, one in endings.items() if one.get(kind)]
-            if found:
-                rank, text = found[0]
-                raise error(text if rank == 0 else f"rank {rank}: {text}")
-        faults = [RankFault(**one) for one in answers.facts.get("rank_faults", ())]
-        checks = {check.name: check for check in (*here, *answers.checks.values())}
+        for rank, ending in endings.items():
+            of_rank = "" if rank == 0 else f"rank {rank}: "
+            if ending.unusable:
+                raise CaseUnusable(f"{of_rank}{ending.unusable}")
+            if ending.refusal:
+                raise UsageError(f"{of_rank}{ending.refusal}")
+        checks = answers.checks
         names = CHILD_CHECKS if asked.case is None else MESH_CHECKS
         ended = _root_causes(endings)
         missing = [name for name in names if name not in checks]
@@ -258,49 +224,32 @@ class Rank:
             texts = [[ended[rank]] if rank in ended else [] for rank in range(self._launch.size)]
             checks[name] = rank_failure(name, texts, self._launch.size)
             checks |= {one: skipped(one, f"not reached: {name} failed") for one in missing if one != name}
-            faults += [RankFault(rank, name, text) for rank, text in ended.items()]
-        is_proven = asked.case is not None and checks["parity"].status == "passed"
         # An optimizer that has state after a step, and none in the checkpoint, began without it.
-        is_proven = is_proven and not dict(checks["fresh"].evidence).get("anew")
-        runs: list[CheckResult] = []
+        is_proven = checks["parity"].status == "passed" and not dict(checks["fresh"].evidence).get("anew")
         if asked.case is not None:
-            figures = {
-                "proven": is_proven,
-                "resumed": is_proven,
-                "device": asked.to,
-                "simulated": answers.mode == "simulated",
-            }
-            runs = [checks[CASE]._replace(evidence=tuple({**dict(checks[CASE].evidence), **figures}.items()))]
-        ordered, findings = judge(checks, findings, runs)
-        mesh = answers.facts.get("mesh") or {"shape": (), "dims": ()}
-        run = RanksOfRun(
-            ranks=self._launch.size,
-            shape=tuple(mesh["shape"]),
-            dims=tuple(mesh["dims"]),
-            saved_by=answers.facts.get("saved_by"),
-            resharded=bool(answers.facts.get("resharded")),
-            faults=tuple(faults),
-        )
+            simulated = answers.mode == "simulated"
+            figures = {"proven": is_proven, "resumed": is_proven, "device": asked.to, "simulated": simulated}
+            checks[CASE] = checks[CASE]._replace(evidence=tuple({**dict(checks[CASE].evidence), **figures}.items()))
+        faults = (*answers.run.faults, *(RankFault(rank, name, text) for rank, text in ended.items()))
+        run = answers.run._replace(ranks=self._launch.size, faults=faults)
         named = asked._replace(to=_kind_of_each(asked) or asked.to)
-        result = replace(verdict(named, answers, ordered, findings), run=run)
-        if asked.case is None:
-            return result
-        return replace(result, proven=result.passed and is_proven)
+        result = replace(verdict(named, answers, here, findings), run=run)
+        return result if asked.case is None else replace(result, proven=result.passed and is_proven)
 
-    def _endings(self, answers: Answers) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _endings(self, answers: Answers) -> Iterator[tuple[int, Message]]:
         host = cast("Host", self._host)
         own = _ending_of(answers)
-        if host.has_ended_child and _exit_code({"check": check_to_json(own)}) < 0:
-            own = failed(RANK, "it still ran when another rank had failed", lost=True)
-        facts = {"unusable": answers.unusable, "refusal": answers.refusal, "late": answers.facts.get("late")}
-        yield 0, {"check": check_to_json(own), **facts}
+        if host.has_ended_child and _exit_code(own) < 0:
+            own = own._replace(check=failed(RANK, "it still ran when another rank had failed", lost=True))
+        yield 0, own
         for rank in host.others:
-            content = host.endings.get(rank, {})
-            reason = _KILLED if content is None else f"it did not end within {GRACE_SECONDS:g} s"
-            if content and "failure" in content:
-                reason = content["failure"]["message"]
-            ended = failed(RANK, reason, lost=content == {})
-            yield rank, content if content and "check" in content else {"check": check_to_json(ended)}
+            ending = host.endings.get(
+                rank, Message(check=failed(RANK, f"it did not end within {GRACE_SECONDS:g} s", lost=True))
+            )
+            if ending is None or ending.check is None:
+                reason = _KILLED if ending is None or ending.failure is None else ending.failure["message"]
+                ending = Message(check=failed(RANK, reason))
+            yield rank, ending
 
 
 def _kind_of_each(request: VerifyRequest) -> str:
@@ -326,41 +275,36 @@ def _refuse_options(request: VerifyRequest) -> None:
         raise UsageError(f"--to {request.to} names one device, but each rank of a case has its own: use --to {kind}")
 
 
-def _ending_of(answers: Answers) -> CheckResult:
+def _ending_of(answers: Answers) -> Message:
     """How the child of this rank ended; one without a usable case or request has no such answer."""
+    check = answers.checks.get(RANK) or passed(RANK, "ended")
     if answers.killed is not None:
-        return failed(RANK, answers.killed.message, exit_code=-answers.killed.number)
-    return answers.checks.get(RANK) or passed(RANK, "ended")
+        check = failed(RANK, answers.killed.message, exit_code=-answers.killed.number)
+    return Message(check=check, unusable=answers.unusable, refusal=answers.refusal, late=answers.late)
 
 
-def _messages(started: Child) -> Iterator[dict[str, Any]]:
-    for line in iter(cast("Any", started.process.stdout).readline, ""):
-        with suppress(ValueError):
-            message = json.loads(line)
-            if isinstance(message, dict):
-                yield message
+def _evidence(ending: Message) -> dict[str, Any]:
+    return dict(ending.check.evidence if ending.check is not None else ())
 
 
-def _check_of(ending: Mapping[str, Any]) -> str:
+def _check_of(ending: Message) -> str:
     """Name of the check that a rank was making when it failed; empty if unknown."""
-    late = ending.get("late") or {}
-    return str(late.get("check") or ending["check"]["evidence"].get("check", ""))
+    return ending.late.check if ending.late is not None else str(_evidence(ending).get("check", ""))
 
 
-def _exit_code(ending: Mapping[str, Any]) -> int:
+def _exit_code(ending: Message) -> int:
     """Exit code of the process of a rank, negative for a signal; 0 if it ended with an answer."""
-    return int(ending["check"]["evidence"].get("exit_code", 0))
+    return int(_evidence(ending).get("exit_code", 0))
 
 
-def _root_causes(endings: Mapping[int, dict[str, Any]]) -> dict[int, str]:
+def _root_causes(endings: Mapping[int, Message]) -> dict[int, str]:
     """Why ranks failed. Those that only lost the connection to another one, or waited for it, are left out."""
     failing: dict[int, str] = {}
     waiting: dict[int, str] = {}
     for rank, ending in endings.items():
-        check = check_from_json(ending["check"])
-        if check.status != "failed":
+        if ending.check is None or ending.check.status != "failed":
             continue
-        late = ending.get("late") or {}
-        waits = late.get("waits") if "timeout" in dict(check.evidence) else dict(check.evidence).get("lost")
-        (waiting if waits else failing)[rank] = check.detail + str(late.get("where", ""))
+        figures, late = _evidence(ending), ending.late
+        waits = late is not None and late.waits if "timeout" in figures else figures.get("lost")
+        (waiting if waits else failing)[rank] = ending.check.detail + (late.where if late is not None else "")
     return failing or waiting

@@ -67,13 +67,13 @@ class Subject:
         return ", ".join(dict.fromkeys(type(one).__name__ for one in self.optimizers))
 
     @property
-    def mesh(self) -> dict[str, object] | None:
+    def mesh(self) -> tuple[tuple[int, ...], tuple[str, ...]] | None:
         """Shape and dimension names of the mesh with most dimensions; None if nothing is sharded."""
         meshes = [*chain.from_iterable(model.meshes for model in self.models)]
         if not meshes:
             return None
         largest = max(meshes, key=lambda mesh: mesh.ndim)
-        return {"shape": list(largest.shape), "dims": list(largest.mesh_dim_names or ())}
+        return tuple(largest.shape), tuple(largest.mesh_dim_names or ())
 
     def of(self, parameter: torch.Tensor) -> TrainedModel:
         """The model of a parameter."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import queue
-import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -18,9 +15,13 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from ckptmove.errors import CaseUnusable, CkptMoveError, UsageError
 from ckptmove.opening.checkpoint import open_checkpoint
-from ckptmove.proof.checks import MESH_CHECKS, check_to_json, failed, passed, skipped
+from ckptmove.proof.checks import MESH_CHECKS, failed, passed, skipped
+from ckptmove.proof.codec import from_plain, loads, to_plain
 from ckptmove.proof.place import find_site
-from ckptmove.proof.processes.uncompiled import leave_out_dynamo, uncompiled_calls
+from ckptmove.proof.processes.messages import Late, Message
+from ckptmove.proof.processes.pipes import Pipes
+from ckptmove.proof.processes.shares import ProcessGroup
+from ckptmove.proof.processes.uncompiled import torch_for
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.proof.step.verdicts import missing_device
 from ckptmove.simulation.errors import CrossDeviceError
@@ -39,9 +40,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ckptmove.case import Case
+    from ckptmove.proof.checks import Tally
     from ckptmove.training.mesh.launch import Launch
 
-    Emit = Callable[[dict[str, object]], None]
+    Emit = Callable[[Message], None]
 
 _ADDRESS: Final = "address"
 _SHOWN: Final = 300
@@ -52,53 +54,24 @@ def main() -> None:
 
     The first rank gets the address of its parent on the line before.
     """
-    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    stdin = os.fdopen(os.dup(0), encoding="utf-8")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    Thread(target=_follow, args=(stdin, lines), daemon=True).start()
-    # Output of libraries goes to standard error: standard output is for answers.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def emit(message: dict[str, object]) -> None:
-        answers.write(json.dumps(message) + "\n")
-        answers.flush()
-
+    pipes = Pipes()
     launch = cast("Launch", find_launch(os.environ))  # its parent has one
     is_master = launch.is_first and not launch.has_store
     shared = TCPStore(launch.host, launch.port, launch.size, is_master=is_master, wait_for_workers=False)
     store = PrefixStore(f"ckptmove/{launch.attempt}", shared)  # the keys of this attempt only
     if launch.is_first:
-        store.set(_ADDRESS, lines.get())
+        store.set(_ADDRESS, pipes.lines.get())
     else:
-        emit({_ADDRESS: store.get(_ADDRESS).decode()})
-    request = VerifyRequest.from_json(lines.get())
-    if request.case is None:
-        leave_out_dynamo()
-        torch.set_num_threads(1)
-        _join(request, launch, store, emit)
-        return
-    with uncompiled_calls():
-        _join(request, launch, store, emit)
-
-
-def _join(request: VerifyRequest, launch: Launch, store: PrefixStore, emit: Emit) -> None:
-    site = find_site(request.to or "cpu")
-    emit({"mode": site.mode})
-    backend = "gloo" if site.mode != "real" else f"cpu:gloo,{site.target.partition(':')[0]}:nccl"
-    dist.init_process_group(
-        backend, store=store, rank=launch.rank, world_size=launch.size, timeout=collective_timeout(request.timeout)
-    )
-    answer(request, emit)
-
-
-def _follow(stdin: Any, lines: queue.SimpleQueue[str]) -> None:
-    """Pass on each line, and kill this process group when the other end of the pipe closes."""
-    for line in stdin:
-        lines.put(line.rstrip("\n"))
-    os.killpg(os.getpgrp(), signal.SIGKILL)
+        pipes.tell(Message(address=store.get(_ADDRESS).decode()))
+    request = loads(VerifyRequest, pipes.lines.get())
+    with torch_for(request):
+        site = find_site(request.to or "cpu")
+        pipes.tell(Message(mode=site.mode))
+        backend = "gloo" if site.mode != "real" else f"cpu:gloo,{site.target.partition(':')[0]}:nccl"
+        dist.init_process_group(
+            backend, store=store, rank=launch.rank, world_size=launch.size, timeout=collective_timeout(request.timeout)
+        )
+        answer(request, pipes.tell)
 
 
 def answer(request: VerifyRequest, emit: Emit) -> None:
@@ -110,17 +83,18 @@ def answer(request: VerifyRequest, emit: Emit) -> None:
     _Rank(request, emit).run()
 
 
-class _Shares:
+class _Shares(ProcessGroup):
     """The ranks as processes that check a checkpoint together, each its share."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self.rank, self.size = ranks.rank, ranks.size
 
-    def gather(self, value: dict[str, Any]) -> list[Any]:
-        """Send a JSON object to rank 0; there, return those of the other ranks."""
-        found = self._ranks.gather(value)
-        return found[1:] if self.rank == 0 else []
+    def join(self, tally: Tally) -> None:
+        """Send a tally to rank 0; there, add those of the other ranks."""
+        found = self._ranks.gather(to_plain(tally))
+        for other in found[1:] if self.rank == 0 else ():
+            tally.join(from_plain(type(tally), other))
 
 
 class _Rank:
@@ -140,13 +114,13 @@ class _Rank:
             else:
                 self._prove(self._entrance, self._request.case or "")
         except CaseUnusable as error:
-            self._emit({"unusable": error.message.removeprefix("--case: ")})
+            self._emit(Message(unusable=error.message.removeprefix("--case: ")))
         except UsageError as error:
-            self._emit({"refusal": str(error)})
+            self._emit(Message(refusal=str(error)))
         except BaseException as error:  # noqa: BLE001  # any exception of the user's code, or of torch in it
-            self._emit({"check": check_to_json(self._fault(error))})
+            self._emit(Message(check=self._fault(error)))
         else:
-            self._emit({"check": check_to_json(passed(RANK, "ended"))})
+            self._emit(Message(check=passed(RANK, "ended")))
 
     def _share(self) -> None:
         """Make the checks of a checkpoint without a case; on a real accelerator, rank 0 makes all of them."""
@@ -166,7 +140,7 @@ class _Rank:
         if site.reason:
             for name in MESH_CHECKS if ranks.rank == 0 else ():
                 fails = lacking and name == "step"
-                self._emit({"check": check_to_json(failed(name, lacking) if fails else skipped(name, site.missing))})
+                self._emit(Message(check=failed(name, lacking) if fails else skipped(name, site.missing)))
             return
         with ExitStack() as stack:
             checkpoint = stack.enter_context(open_checkpoint(request.path, request.limits, keep_trees=True))
@@ -214,4 +188,4 @@ class _Rank:
         while frame is not None:
             waits = waits or f"torch{os.sep}distributed{os.sep}" in frame.f_code.co_filename
             frame = frame.f_back
-        self._emit({"fact": {"late": {"check": self._check, "where": where, "waits": waits}}})
+        self._emit(Message(late=Late(self._check, where, waits)))

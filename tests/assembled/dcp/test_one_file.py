@@ -114,7 +114,7 @@ def test_a_tensor_in_an_object_is_compared(distributed, tmp_path, monkeypatch, o
 
     monkeypatch.setattr(restore_pieces, "load", load_other)
     with open_checkpoint(str(folder), objects=True) as found, StoredTensors(found.parts) as stored:
-        numbers = NumbersTally.of(found.inventory, frozenset(), CounterFaults())
+        numbers = NumbersTally.of(found.inventory, (), CounterFaults())
         check = survey(found.inventory, stored, LoadedFiles(found.parts, stored), numbers)
         (part,) = found.parts
         assert [*restore_pieces.load_objects(part, {"of another process"}, RestoreTally().pieces)] == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -29,6 +28,7 @@ from ckptmove.model import (
 )
 from ckptmove.moves import MovePlan, MoveRequest, StorageEdit, Unmatched
 from ckptmove.proof import checks
+from ckptmove.proof.codec import dumps, loads
 from ckptmove.proof.evidence import CheckResult, Verdict
 from ckptmove.text import Command
 
@@ -287,7 +287,7 @@ def test_a_line_of_the_user_is_not_cut(make) -> None:
     fault, fix = "at a; fix: b.py:3: x = 1; y = 2", "before a; fix: b.py:3: z = 1; x = 1; y = 2"
     check = make("case", fault, fix, fix="z = 1; x = 1; y = 2")
     assert check.detail == f"{fault}; fix: {fix}"
-    assert checks.check_from_json(json.loads(json.dumps(checks.check_to_json(check)))) == check
+    assert loads(CheckResult, dumps(check)) == check
     _, first, second, _ = verification.verification_lines(Page(), verified(check), verbose=False)
     assert first.endswith(f" case  {fault}")
     assert second.endswith(f"   fix: {fix}")

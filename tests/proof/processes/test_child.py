@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from ckptmove.api.failures import failure_of
-from ckptmove.proof.checks import CHILD_CHECKS, check_to_json, failed, passed, skipped
+from ckptmove.proof.checks import CHILD_CHECKS, failed, passed, skipped
+from ckptmove.proof.codec import dumps, loads
 from ckptmove.proof.errors import ChildKilled
 from ckptmove.proof.processes import child as module
 from ckptmove.proof.processes.child import child, end_of, worker_command
+from ckptmove.proof.processes.messages import Message
+from ckptmove.proof.processes.pipes import Pipes
 from ckptmove.proof.request import VerifyRequest
-from ckptmove.training import worker
 
 
 def answers_of(code):
@@ -29,7 +31,7 @@ def statuses(answers):
     return [answers.checks[name].status for name in CHILD_CHECKS]
 
 
-ONE = f"print({__import__('json').dumps({'check': check_to_json(passed('restore', 'fine', tensors=1))})!r}, flush=True)"
+ONE = f"print({Message(check=passed('restore', 'fine', tensors=1)).line()!r}, flush=True)"
 
 
 def test_an_abort_is_a_failed_check_that_names_the_signal():
@@ -126,7 +128,7 @@ def test_a_child_may_say_more_than_a_pipe_holds():
 
 def test_every_stage_is_told(make):
     stages = []
-    request = VerifyRequest(path=make("SGD"), to="cpu").to_json()
+    request = dumps(VerifyRequest(path=make("SGD"), to="cpu"))
     with child(worker_command(), request) as started:
         started.collect(stages.append)
     told = list(dict.fromkeys(stages))
@@ -139,7 +141,7 @@ def ended(make, tmp_path):
 
     def ended(body):
         (tmp_path / "waits.py").write_text(body)
-        request = VerifyRequest(path=make("SGD"), to="cpu", case=f"{tmp_path / 'waits.py'}:case").to_json()
+        request = dumps(VerifyRequest(path=make("SGD"), to="cpu", case=f"{tmp_path / 'waits.py'}:case"))
         with child(worker_command(), request) as started:
             answers = started.collect(timeout=120)
             return answers, started.process.returncode
@@ -325,7 +327,7 @@ def test_a_system_without_process_groups(monkeypatch):
 def test_the_worker_ends_with_its_parent_and_with_all_that_it_started(make, with_a_worker, tmp_path):
     program, pids = with_a_worker
     (tmp_path / "slow.py").write_text(f"{program}\ndef case():\n    time.sleep(600)")
-    request = VerifyRequest(path=make("SGD"), to="cpu", case=f"{tmp_path / 'slow.py'}:case").to_json()
+    request = dumps(VerifyRequest(path=make("SGD"), to="cpu", case=f"{tmp_path / 'slow.py'}:case"))
     parent = (
         "from ckptmove.proof.processes.child import child, worker_command\n"
         f"with child(worker_command(), {request!r}) as started: started.collect()"
@@ -339,20 +341,23 @@ def test_the_worker_ends_with_its_parent_and_with_all_that_it_started(make, with
 def test_the_worker_watches_its_standard_input(monkeypatch):
     ours, theirs = os.pipe()
     killed = []
-    monkeypatch.setattr(worker.os, "getpgrp", os.getpid)
-    monkeypatch.setattr(worker.os, "killpg", lambda *ends: killed.append(ends))
-    kept = os.dup(0)
+    monkeypatch.setattr(os, "getpgrp", os.getpid)
+    monkeypatch.setattr(os, "killpg", lambda *ends: killed.append(ends))
+    kept = os.dup(0), os.dup(1)
     os.dup2(ours, 0)
     try:
-        worker._follow_parent()
+        pipes = Pipes()
         assert os.read(0, 1) == b""  # code that reads stdin must not wait
         os.write(theirs, b"one\n")
+        assert pipes.lines.get() == "one"
         assert killed == []
         os.close(theirs)
         wait_until(lambda: killed)
+        pipes._answers.close()
     finally:
-        os.dup2(kept, 0)
-        os.close(kept)
+        for number, descriptor in enumerate(kept):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
         os.close(ours)
     assert killed == [(os.getpgrp(), signal.SIGKILL)]
 
@@ -360,7 +365,7 @@ def test_the_worker_watches_its_standard_input(monkeypatch):
 @pytest.mark.slow
 def test_the_worker_answers_on_standard_output_alone_and_imports_nothing_from_the_folder_at_hand(make, tmp_path):
     (tmp_path / "torch.py").write_text("raise SystemExit(9)")
-    request = VerifyRequest(path=make("SGD"), to="cpu").to_json()
+    request = dumps(VerifyRequest(path=make("SGD"), to="cpu"))
     told = subprocess.run([*worker_command(), request], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert len(told.stdout.splitlines()) == 8
     with child(worker_command(), request) as started:
@@ -380,7 +385,7 @@ def test_requests_survive_the_journey():
         devices=2,
         timeout=1.5,
     )
-    assert VerifyRequest.from_json(os.fsdecode(os.fsencode(request.to_json()))) == request
+    assert loads(VerifyRequest, os.fsdecode(os.fsencode(dumps(request)))) == request
 
 
 def test_the_three_outcomes():

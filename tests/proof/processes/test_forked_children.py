@@ -87,17 +87,40 @@ def test_the_command_forks_its_children(make):
     assert found == json.loads(json.dumps(ckptmove.verify(path, to="cpu", against=original).to_dict()["results"]))
 
 
+#: Names each checkpoint that is opened, and each pairing.
+COUNTS = """
+from ckptmove.proof import opened
+
+def counted(function):
+    def call(*args, **options):
+        with open("calls", "a") as file:
+            print(function.__name__, file=file)
+        return function(*args, **options)
+    return call
+
+opened.open_checkpoint, opened.pair_all = counted(opened.open_checkpoint), counted(opened.pair_all)
+run.worker_command = None
+"""
+
+
+@pytest.mark.slow
+def test_forks_have_the_tree_of_their_parent(make, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(command(COUNTS, make(device="cpu")), capture_output=True, check=True)
+    assert Path("calls").read_text().split() == ["open_checkpoint", "pair_all"]
+
+
 #: The first process waits, when it has written its id and that of the other one.
 WAITS = """
 import os, time
 
-def gather(leader, value):
+def join(leader, tally):
     with open("pids.new", "w") as file:
-        print(os.getpid(), *(one._process.pid for one in leader._others), file=file)
+        print(os.getpid(), *(one._child.process.pid for one in leader._others), file=file)
     os.rename("pids.new", "pids")
     time.sleep(600)
 
-group.Leader.gather = gather
+group.Leader.join = join
 """
 
 

@@ -12,33 +12,43 @@ from pathlib import Path
 
 import pytest
 
-from ckptmove.proof.checks import check_to_json, passed
 from ckptmove.proof.processes import forking
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only")
 
-PROGRAM = f"""
+PROGRAM = """
 import gc, json, os, signal, sys, threading, time, types
 from contextlib import ExitStack
+from dataclasses import dataclass, field
+from ckptmove.proof.checks import Tally, passed
 from ckptmove.proof.processes import child as module
 from ckptmove.proof.processes import forking
 from ckptmove.proof.processes.child import forked
 from ckptmove.proof.processes.forking import can_fork, fork
 from ckptmove.proof.processes.group import Leader, Follower, start_others
+from ckptmove.proof.processes.messages import Message
 from ckptmove.proof.request import VerifyRequest
 
 sys.modules["torch"] = types.ModuleType("torch")
 signal.signal(signal.SIGTERM, lambda *_: None)
-found = {{}}
+found = {}
+
+
+@dataclass
+class Ended(Tally):
+    ranks: list[int] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    text: str = ""
 
 
 def emit(message):
-    sys.stdout.write(json.dumps(message) + "\\n")
+    sys.stdout.write(message.line())
     sys.stdout.flush()
 
 
 def answer(**figures):
-    emit({{"check": {{**{check_to_json(passed("restore", "fine"))}, "evidence": figures}}}})
+    emit(Message(check=passed("restore", "fine", **figures)))
 
 
 def descriptors():
@@ -74,7 +84,7 @@ def shared(broken=None, sleeps=False):
             request, others = start_others(VerifyRequest(path="", jobs=3), stack)
             if request.rank:
                 group = Follower(request, emit)
-                group.gather({{"rank": request.rank, "pid": os.getpid(), "size": group.size, "text": "x" * 2**17}})
+                group.join(Ended([request.rank], [os.getpid()], [group.size], "x" * 2**17))
                 if sleeps:
                     time.sleep(600)
                 if request.rank == broken:
@@ -83,14 +93,15 @@ def shared(broken=None, sleeps=False):
                     os.abort()
                 return
             with Leader(others, emit) as group:
-                results = group.gather({{}})
+                ended = Ended()
+                group.join(ended)
                 if sleeps:
                     with open(sys.argv[1] + ".new", "w") as file:
-                        print(*(one["pid"] for one in results), file=file)
+                        print(*ended.pids, file=file)
                     os.rename(file.name, sys.argv[1])
                 if broken or sleeps:
                     time.sleep(600)
-            answer(size=group.size, ranks=[one["rank"] for one in results], sizes=[one["size"] for one in results])
+            answer(size=group.size, ranks=ended.ranks, sizes=ended.sizes)
     return work
 
 
@@ -116,7 +127,7 @@ for leads in (True, False):
     try:
         fork(leads=leads)
     except OSError:
-        found[f"no room {{leads}}"] = True
+        found[f"no room {leads}"] = True
 found["descriptors"] = descriptors() - before
 found["blocked"] = len(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 threading.Thread(target=time.sleep, args=(600,), daemon=True).start()

@@ -8,16 +8,17 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from ckptmove.proof.checks import Offenders
 from ckptmove.proof.processes import group
-from ckptmove.proof.processes.child import ONE_THREAD, child
+from ckptmove.proof.processes.child import ONE_THREAD, Ending, child
 from ckptmove.proof.processes.group import Leader, start_others
+from ckptmove.proof.processes.messages import Message
 from ckptmove.proof.request import VerifyRequest
 
 SENDS = """
 import json
-print(json.dumps({{"gathered": {{"rank": {rank}, "names": "x" * 2**20}}}}))
-print(json.dumps({{"gathered": {{}}}}))
-{then}
+print(json.dumps({{"joined": {{"count": {rank}, "first": [[{rank}, "x" * 2**20]]}}}}))
+print(json.dumps({{"joined": {{"count": 1, "first": []}}}}))
 """
 
 
@@ -25,7 +26,7 @@ print(json.dumps({{"gathered": {{}}}}))
 def ended(monkeypatch):
     """How this process would have ended."""
     found = []
-    monkeypatch.setattr(group, "_end_as", lambda code, errors: found.append((code, errors)))
+    monkeypatch.setattr(group, "_end_as", lambda ending: found.append((ending.code, ending.errors)))
     return found
 
 
@@ -45,21 +46,22 @@ def led():
 
 
 def test_long_results_of_several_processes(led, ended):
-    found = []
+    found = [Offenders(), Offenders()]
 
-    def gather(leader):
+    def join(leader):
         assert leader.size == 4
-        found.extend([leader.gather({}), leader.gather({})])
+        for tally in found:
+            leader.join(tally)
 
-    led(gather, *(SENDS.format(rank=rank, then="") for rank in (1, 2, 3)))
-    assert [one["rank"] for one in found[0]] == [1, 2, 3]
-    assert found[1] == [{}, {}, {}]
+    led(join, *(SENDS.format(rank=rank) for rank in (3, 1, 2)))
+    assert [one.count for one in found] == [6, 3]
+    assert [index for index, _ in found[0].first] == [1, 2, 3]
     assert ended == []
 
 
 def lose(leader):
     with pytest.raises(ChildProcessError):
-        leader.gather({})
+        leader.join(Offenders())
 
 
 def test_a_process_that_fails_ends_the_first_one_in_the_same_way(led, ended):
@@ -72,8 +74,8 @@ def test_a_process_that_fails_ends_the_first_one_in_the_same_way(led, ended):
 
 def test_messages_of_a_process_that_has_no_results(led, ended):
     assert led(lose, 'print(\'{"imports": "a:B"}\\n{"refusal": "no such class"}\')') == [
-        {"imports": "a:B"},
-        {"refusal": "no such class"},
+        Message(imports="a:B"),
+        Message(refusal="no such class"),
     ]
     assert ended == []
 
@@ -97,7 +99,7 @@ def test_this_process_ends_as_another(monkeypatch, capsys, code):
     monkeypatch.setattr(signal, "raise_signal", killed.append)
     monkeypatch.setattr(os, "_exit", leave)
     with pytest.raises(SystemExit) as left:
-        group._end_as(code, "why\n")
+        group._end_as(Ending(code, "", "why\n"))
     assert capsys.readouterr().err == "why\n"
     assert (left.value.code, killed) == ((7, []) if code > 0 else (1, [signal.SIGTERM]))
 
@@ -109,7 +111,7 @@ def started(monkeypatch):
 
     @contextmanager
     def start(_command, request, variables):
-        rank = json.loads(request)["rank"]
+        rank = json.loads(request).get("rank", 0)
         begun.append((rank, variables))
         if rank == 3:
             raise OSError(12, "Cannot allocate memory")

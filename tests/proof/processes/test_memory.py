@@ -9,9 +9,11 @@ import torch
 
 import ckptmove
 from ckptmove.limits import Limits
+from ckptmove.proof.evidence import CheckResult
 from ckptmove.proof.place import Site
 from ckptmove.proof.processes import memory
 from ckptmove.proof.processes.memory import limit_memory, memory_hint, with_hint
+from ckptmove.proof.processes.messages import Message
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.text import spelled_for_python
 from fuzz.payloads import text
@@ -86,9 +88,13 @@ def test_where_the_system_does_not_tell_there_is_no_limit(set_to, monkeypatch, t
 
 def test_a_check_that_failed_for_want_of_memory_says_what_to_do():
     said = "RuntimeError: [enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"
-    check = {"name": "restore", "status": "failed", "detail": said}
-    assert with_hint({"check": check}) == {"check": {**check, "detail": f"{said}; {memory_hint()}"}}
-    others = {"check": {**check, "detail": "no"}}, {"check": {**check, "status": "passed"}}, {"mode": "cpu"}
+    check = CheckResult("restore", "failed", said)
+    assert with_hint(Message(check=check)).check.detail == f"{said}; {memory_hint()}"
+    others = (
+        Message(check=check._replace(detail="no")),
+        Message(check=check._replace(status="passed")),
+        Message(mode="cpu"),
+    )
     for other in others:
         assert with_hint(other) is other
 

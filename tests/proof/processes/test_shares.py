@@ -10,22 +10,29 @@ import zipfile
 from collections import Counter
 
 import pytest
+import simulation
 import torch
+from answers import checks_of
 from distributed_checkpoints import Distributed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from ckptmove.api.failures import failure_of
 from ckptmove.api.functions import verify
 from ckptmove.checkpoint.pairing import pair_all
 from ckptmove.errors import UsageError
 from ckptmove.io.cores import cores
 from ckptmove.limits import Limits
 from ckptmove.opening.checkpoint import open_checkpoint
+from ckptmove.proof.codec import dumps, loads
+from ckptmove.proof.errors import ChildKilled
+from ckptmove.proof.place import TorchDevice
 from ckptmove.proof.processes.child import worker_command
 from ckptmove.proof.processes.shares import share
 from ckptmove.proof.request import VerifyRequest
 from ckptmove.proof.restored.survey import RestoreTally
+from ckptmove.proof.step import trial
 from ckptmove.proof.step.tally import TrialTally
 from ckptmove.training import run as module
 from ckptmove.training import worker
@@ -38,11 +45,12 @@ class Ranks:
     def __init__(self, rank, size, gathered):
         self.rank, self.size, self.gathered = rank, size, gathered
 
-    def gather(self, value):
+    def join(self, tally):
         if self.rank:
-            self.gathered[self.rank].append(json.loads(json.dumps(value)))
-            return ()
-        return [self.gathered[rank].pop(0) for rank in range(1, self.size)]
+            self.gathered[self.rank].append(dumps(tally))
+            return
+        for rank in range(1, self.size):
+            tally.join(loads(type(tally), self.gathered[rank].pop(0)))
 
 
 def told(request, size):
@@ -62,7 +70,7 @@ def same(request):
         asked = VerifyRequest(path=str(path), to=to, devices=1, **options)
         alone = told(asked, 1)
         assert [told(asked, size) for size in (2, 3)] == [alone, alone]
-        return {message["check"]["name"]: message["check"] for message in alone if "check" in message}
+        return checks_of(alone)
 
     return compare
 
@@ -143,6 +151,35 @@ def test_tensors_on_meta_are_counted_by_their_kind(make, same):
 def test_an_optimizer_without_its_model(make, same):
     tree = make.tree()
     assert same(make.save({"optimizer": tree["optimizer"]}, device="cpu"))["step"]["evidence"]["standins"] == 4
+
+
+def test_the_first_of_several_errors_of_the_step(make, same):
+    tree = make.tree()
+    for key in (1, 3):
+        tree["optimizer"]["state"][key]["exp_avg"] = torch.ones(7)
+    tree["other"] = make.tree("SGD", momentum=0.5)["optimizer"]
+    checks = same(make.save(tree, device="cpu"))
+    assert "model.0.bias" in checks["step"]["detail"]
+    assert checks["step"]["evidence"]["parameters"] == 0
+
+
+@pytest.mark.parametrize(("with_state", "check"), [(True, "parity"), (False, "fresh")])
+@simulation.on_a_simulated_device
+def test_a_second_step_that_fails_for_some(make, same, monkeypatch, with_state, check):
+    take_step = trial.take_step
+
+    def fails(recipe, drafts, source, place, **options):
+        for draft in drafts:
+            is_chosen = isinstance(place, TorchDevice) and options["with_state"] == with_state
+            if is_chosen and draft.piece.name.endswith("bias"):
+                raise RuntimeError(f"no {draft.piece.name}")
+        return take_step(recipe, drafts, source, place, **options)
+
+    monkeypatch.setattr(trial, "take_step", fails)
+    checks = same(make(), "cuda:0")
+    assert "fails: RuntimeError: no model.0.bias" in checks[check]["detail"]
+    assert checks["parity"]["evidence"]["apart"] == 2 * with_state
+    assert checks["fresh"]["evidence"] == ({"with_state": 2, "changed": 2} if with_state else {})
 
 
 @pytest.mark.unmeasured
@@ -342,6 +379,13 @@ def test_a_process_that_ends_without_results_fails_the_first_check(verified, end
     assert (restore["status"], restore["evidence"]) == ("failed", {"exit_code": code})
 
 
+@pytest.mark.unmeasured
+def test_a_process_that_is_killed_says_nothing_of_the_checkpoint(verified):
+    with pytest.raises(ChildKilled) as caught:
+        verified("import os\nos.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), 9))")
+    assert failure_of(caught.value).exit_code == 70
+
+
 @pytest.mark.slow
 @pytest.mark.unmeasured
 def test_a_process_that_cannot_fork_starts_another(verified, make):
@@ -364,12 +408,12 @@ def test_an_accelerator_is_used_by_one_process(make, monkeypatch, mode, is_share
 
 def test_tensors_without_bytes_are_added_by_kind():
     tally = RestoreTally(apart=Counter(meta=1))
-    tally.join(RestoreTally(apart=Counter({"meta": 2, "text-encoded": 1})).to_json())
+    tally.join(RestoreTally(apart={"meta": 2, "text-encoded": 1}))
     assert tally.apart == {"meta": 3, "text-encoded": 1}
 
 
 def test_casts_and_counts_of_processes_are_added():
     cast, other = ("exp_avg", "float32", "float64"), ("exp_avg_sq", "float32", "float64")
     tally = TrialTally(casts={cast: 2}, counts=(2.0, 3.0), counted=1)
-    tally.join(TrialTally(casts={cast: 3, other: 1}, counts=(1.0, 2.0), counted=4).to_json())
+    tally.join(TrialTally(casts={cast: 3, other: 1}, counts=(1.0, 2.0), counted=4))
     assert (tally.casts, tally.counts, tally.counted) == ({cast: 5, other: 1}, (1.0, 3.0), 5)

@@ -25,12 +25,18 @@ from ckptmove.proof.step.counters import CounterFaults
 from ckptmove.proof.tensors.stored import StoredTensors
 
 
+def known(files, loaded):
+    """The files, of which the only one is loaded already."""
+    files._loaded[""] = loaded
+    return files
+
+
 def restore(path, change=lambda inventory: inventory, spoil=lambda loaded: None):
     with open_checkpoint(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
         loaded = LoadedFiles(checkpoint.parts, stored)
         spoil(loaded.at(""))
         inventory = change(checkpoint.inventory)
-        return survey(inventory, stored, loaded, NumbersTally.of(inventory, frozenset(), CounterFaults()))
+        return survey(inventory, stored, loaded, NumbersTally.of(inventory, (), CounterFaults()))
 
 
 def with_first(inventory, **changes):
@@ -205,10 +211,8 @@ def test_a_pickle_at_which_torchs_own_unpickler_falls_over_is_an_error_too(tmp_p
 
 def restore_with(path, loaded):
     with open_checkpoint(path, Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
-        loaded = LoadedFiles(checkpoint.parts, stored, {"": loaded})
-        return survey(
-            checkpoint.inventory, stored, loaded, NumbersTally.of(checkpoint.inventory, frozenset(), CounterFaults())
-        )
+        loaded = known(LoadedFiles(checkpoint.parts, stored), loaded)
+        return survey(checkpoint.inventory, stored, loaded, NumbersTally.of(checkpoint.inventory, (), CounterFaults()))
 
 
 def test_refusals_without_words_are_passed_on(make, monkeypatch):
@@ -322,7 +326,7 @@ def test_a_mapping_is_told_from_other_memory(tmp_path, monkeypatch):
 @pytest.mark.parametrize("result", [Loaded(), Loaded(refusal="no")], ids=["not returned", "refused"])
 def test_what_torch_does_not_return_is_read_a_second_time(make, result):
     with open_checkpoint(make("AdamW"), Limits()) as checkpoint, StoredTensors(checkpoint.parts) as stored:
-        refused = LoadedFiles(checkpoint.parts, stored, {"": result})
+        refused = known(LoadedFiles(checkpoint.parts, stored), result)
         record = checkpoint.inventory.tensors[0]
         assert torch.equal(
             LoadedTensors(refused, stored, checkpoint.inventory, stored).tensor(record), stored.tensor(record)

@@ -525,7 +525,7 @@ def test_what_is_no_case_is_a_mistake_of_whoever_typed_it(answers, make, script,
 
     messages = []
     run(VerifyRequest(path=make(), to="cpu", case=script(body)), messages.append)
-    assert said in messages[-1]["unusable"]
+    assert said in messages[-1].unusable
 
 
 def test_a_module_is_imported_from_the_working_directory(answers, make, script, tmp_path):

@@ -589,7 +589,7 @@ def test_fields_that_do_not_go_together_are_a_mistake_of_usage(make, tmp_path, m
     (tmp_path / "train.py").write_text(HEAD + GAN.replace(old, new))
     messages = []
     run(VerifyRequest(path=make.save(gan_tree()), to="cpu", case="train.py:case"), messages.append)
-    assert said in messages[-1]["unusable"]
+    assert said in messages[-1].unusable
 
 
 # --- state that nests -------------------------------------------------------------------------------------------------

@@ -9,9 +9,11 @@ from pathlib import Path
 import forked_ranks
 import mesh_driver
 import pytest
+from answers import checks_of, run_of
 
 from ckptmove.api.hints import hint_for
 from ckptmove.errors import CaseUnusable
+from ckptmove.proof.processes.messages import read_message
 from ckptmove.simulation.device import unavailable_reason
 
 ORDER = ["keys", "restore", "options", "step", "parity", "fresh", "case"]
@@ -73,31 +75,24 @@ def answers_of(folder, ranks, *scenarios):
     command = [sys.executable, Path(mesh_driver.__file__), folder, str(ranks), *scenarios]
     code, errors = forked_ranks.ended(command, timeout=300, cwd=folder)
     assert code == 0, errors[-5000:]
-    return json.loads((folder / "answers.json").read_text())
-
-
-def checks_in(messages):
-    return {one["check"]["name"]: one["check"] for one in messages if "check" in one}
-
-
-def facts_in(messages):
-    return {name: value for one in messages if "fact" in one for name, value in one["fact"].items()}
+    lines = json.loads((folder / "answers.json").read_text())
+    return {name: [[read_message(line) for line in of_rank] for of_rank in ranks] for name, ranks in lines.items()}
 
 
 def check_simulated(answers, first):
     if unavailable_reason() is None:
-        status = {check: one["status"] for check, one in checks_in(first["simulated"]).items()}
+        status = {check: one["status"] for check, one in checks_of(first["simulated"]).items()}
         assert status == dict.fromkeys([*ORDER, "rank"], "passed")
-        assert "2 ranks of cuda (simulated)" in checks_in(first["simulated"])["step"]["detail"]
+        assert "2 ranks of cuda (simulated)" in checks_of(first["simulated"])["step"]["detail"]
         for messages in answers["stray"]:
-            rank = checks_in(messages)["rank"]
+            rank = checks_of(messages)["rank"]
             assert rank["evidence"]["check"] == "case"
             assert "criterion.weight" in rank["detail"]
-        required = checks_in(first["required"])
+        required = checks_of(first["required"])
         assert [one for one in ORDER if required[one]["status"] == "failed"] == ["step"]
         assert required["restore"]["status"] == "passed"
-    assert {checks_in(first["too_old"])[check]["status"] for check in ORDER} == {"skipped"}
-    status = {check: one["status"] for check, one in checks_in(first["required_too_old"]).items()}
+    assert {checks_of(first["too_old"])[check]["status"] for check in ORDER} == {"skipped"}
+    status = {check: one["status"] for check, one in checks_of(first["required_too_old"]).items()}
     assert status == {**dict.fromkeys(ORDER, "skipped"), "step": "failed", "rank": "passed"}
 
 
@@ -110,24 +105,24 @@ def check_layouts_and_faults(answers):
         if (" to " in name and name not in {*FOUND_BY, *REFUSED}) or name in {"ask_again", "schedule"}
     ]
     for name in healthy:
-        status = {check: one["status"] for check, one in checks_in(first[name]).items()}
+        status = {check: one["status"] for check, one in checks_of(first[name]).items()}
         skipped = SKIPPED.get(name, [])
         expected = {check: "skipped" if check in skipped else "passed" for check in ORDER}
         assert status == {**expected, "rank": "passed"}, name
-        assert [one["check"]["name"] for one in first[name] if "check" in one] == [*ORDER, "rank"]
-        assert facts_in(first[name])["resharded"] == (name in RESHARDED), name
-        assert facts_in(first[name])["saved_by"] == (None if name in OF_FILES else len(answers[name])), name
+        assert [one.check.name for one in first[name] if one.check is not None] == [*ORDER, "rank"]
+        assert run_of(first[name]).resharded == (name in RESHARDED), name
+        assert run_of(first[name]).saved_by == (None if name in OF_FILES else len(answers[name])), name
     for name in FOUND_BY.keys() & answers.keys():
         check, of_ranks = FOUND_BY[name]
-        found = checks_in(first[name])
+        found = checks_of(first[name])
         ranks = of_ranks and [*range(len(answers[name]))][of_ranks]
         assert [one for one in ORDER if found[one]["status"] == "failed"] == [check], name
         assert all(found[one]["status"] == "skipped" for one in ORDER[ORDER.index(check) + 1 :]), name
         assert found[check]["evidence"].get("ranks") == ranks, name
-        named = {one["rank"] for one in facts_in(first[name]).get("rank_faults", [])}
+        named = {one.rank for one in run_of(first[name]).faults}
         assert named == {*(ranks or [])}, name
     # Only the first rank answers the checks; the others tell how they ended.
-    assert all([*checks_in(one)] == ["rank"] for ranks in answers.values() for one in ranks[1:] if checks_in(one))
+    assert all([*checks_of(one)] == ["rank"] for ranks in answers.values() for one in ranks[1:] if checks_of(one))
     return first
 
 
@@ -143,14 +138,14 @@ def test_layouts_of_four_ranks(tmp_path):
     answers = answers_of(tmp_path, 4)
     assert {*answers} == {*mesh_driver.ON_FOUR_RANKS}
     first = check_layouts_and_faults(answers)
-    meshes = {name: facts_in(first[f"{name} to {name}"])["mesh"] for name in ("fsdp", "hsdp", "uneven", "ddp")}
+    meshes = {name: run_of(first[f"{name} to {name}"])[1:3] for name in ("fsdp", "hsdp", "uneven", "ddp")}
     assert meshes == {
-        "fsdp": {"shape": [4], "dims": []},
-        "hsdp": {"shape": [2, 2], "dims": ["replicate", "shard"]},
-        "uneven": {"shape": [2, 2], "dims": ["dp", "tp"]},
-        "ddp": None,
+        "fsdp": ((4,), ()),
+        "hsdp": ((2, 2), ("replicate", "shard")),
+        "uneven": ((2, 2), ("dp", "tp")),
+        "ddp": ((), ()),
     }
-    assert checks_in(first["truncated"])["restore"]["detail"].endswith("EOFError (the file ends too early)")
+    assert checks_of(first["truncated"])["restore"]["detail"].endswith("EOFError (the file ends too early)")
 
 
 @pytest.mark.slow
@@ -160,33 +155,33 @@ def test_every_layout_passes_and_every_fault_is_found_on_two_ranks(tmp_path):
     assert FOUND_BY.keys() <= {*mesh_driver.ON_TWO_RANKS, *mesh_driver.ON_FOUR_RANKS}
     first = check_layouts_and_faults(answers)
     bare = [
-        checks_in(first[f"{name} to weights_only"])["fresh"]["evidence"] for name in ("safetensors", "consolidated")
+        checks_of(first[f"{name} to weights_only"])["fresh"]["evidence"] for name in ("safetensors", "consolidated")
     ]
     assert all(one["anew"] > one["with_state"] == 0 for one in bare), "weights alone prove no resume"
     losses = {
-        name: checks_in(first[f"fsdp to {name}"])["case"]["evidence"]["loss"] for name in ("no_loss", "float_loss")
+        name: checks_of(first[f"fsdp to {name}"])["case"]["evidence"]["loss"] for name in ("no_loss", "float_loss")
     }
     assert losses["no_loss"] == []
     assert len({*losses["float_loss"]}) == 2
-    assert "loss" not in checks_in(first["fsdp to no_loss"])["case"]["detail"]
+    assert "loss" not in checks_of(first["fsdp to no_loss"])["case"]["detail"]
 
     for name in UNUSABLE:
-        assert all([*one[-1]] == ["unusable"] for one in answers[name]), name
-    hints = {name: hint_for(CaseUnusable(first[name][-1]["unusable"])) for name in ("no_state", "output")}
+        assert all(one[-1].unusable for one in answers[name]), name
+    hints = {name: hint_for(CaseUnusable(first[name][-1].unusable)) for name in ("no_state", "output")}
     assert "state=" in hints["no_state"]
     assert hints["output"] == ""
     for name in REFUSED:
-        assert all([*one[-1]] == ["refusal"] for one in answers[name]), name
+        assert all(one[-1].refusal for one in answers[name]), name
     for messages in answers["fail"]:
-        rank = checks_in(messages)["rank"]
+        rank = checks_of(messages)["rank"]
         assert rank["status"] == "failed"
         assert rank["evidence"]["check"] == "case"
         assert rank["evidence"]["file"].endswith("mesh_cases.py")
         assert not rank["evidence"]["lost"]
     for messages in answers["late"]:
-        late = facts_in(messages)["late"]
-        assert late["check"] == "case"
-        assert "mesh_driver.py" in late["where"]
-        assert not late["waits"]
+        late = next(one.late for one in messages if one.late is not None)
+        assert late.check == "case"
+        assert "mesh_driver.py" in late.where
+        assert not late.waits
     check_simulated(answers, first)
-    assert checks_in(first["accelerator"])["step"]["status"] == "passed"
+    assert checks_of(first["accelerator"])["step"]["status"] == "passed"

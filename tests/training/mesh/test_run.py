@@ -14,7 +14,8 @@ from distributed_checkpoints import Distributed
 from torchrun import SUPPORT
 
 from ckptmove.errors import CaseUnusable, CkptMoveError, UsageError
-from ckptmove.proof.checks import CHILD_CHECKS, MESH_CHECKS, check_to_json, failed, passed
+from ckptmove.proof.checks import CHILD_CHECKS, MESH_CHECKS, failed, passed
+from ckptmove.proof.codec import to_plain
 from ckptmove.proof.errors import TorchBroken
 from ckptmove.proof.processes.child import Child
 from ckptmove.proof.request import VerifyRequest
@@ -23,14 +24,14 @@ from ckptmove.training.mesh.errors import RankFailed
 from ckptmove.training.mesh.launch import Launch
 from ckptmove.training.mesh.run import Rank
 
-ENDED = {"check": check_to_json(passed("rank", "ended"))}
-PASSED = [{"check": check_to_json(passed(name, "equal", exact=True))} for name in MESH_CHECKS]
-FACTS = {"fact": {"mesh": {"shape": [2], "dims": ["dp"]}, "saved_by": 3, "resharded": True}}
+ENDED = {"check": to_plain(passed("rank", "ended"))}
+PASSED = [{"check": to_plain(passed(name, "equal", exact=True))} for name in MESH_CHECKS]
+FACTS = {"run": {"ranks": 3, "shape": [2], "dims": ["dp"], "saved_by": 3, "resharded": True}}
 MODE = {"mode": "cpu"}
 
 
 def fault(text, check="case", *, lost=False):
-    return {"check": check_to_json(failed("rank", text, check=check, lost=lost))}
+    return {"check": to_plain(failed("rank", text, check=check, lost=lost))}
 
 
 class Run:
@@ -99,7 +100,7 @@ def test_one_report_of_all_ranks(ranks):
 def test_a_device_is_named_without_index_if_each_rank_has_its_own(ranks, options, target):
     request = ranks.request(to="cuda:0", **options)
     names = CHILD_CHECKS if request.case is None else MESH_CHECKS
-    made = [{"check": check_to_json(passed(name, "equal"))} for name in names]
+    made = [{"check": to_plain(passed(name, "equal"))} for name in names]
     script = [{"mode": "real"}, *made, ENDED]
     assert ranks.start(script, script, requests=[request] * 2).target == target
 
@@ -117,7 +118,7 @@ def test_without_two_protocols_the_first_rank_listens_on_one(ranks, monkeypatch)
 
 @pytest.mark.parametrize(("check", "evidence"), [("parity", {}), ("fresh", {"anew": 2})])
 def test_a_step_that_is_not_compared_proves_nothing(ranks, check, evidence):
-    skipped = {"status": "skipped", "evidence": evidence}
+    skipped = {"status": "skipped", "evidence": [*evidence.items()]}
     made = [{"check": one["check"] | (skipped if one["check"]["name"] == check else {})} for one in PASSED]
     result = ranks.start([MODE, *made, ENDED], [MODE, ENDED])
     assert result.passed
@@ -160,8 +161,8 @@ def test_a_rank_that_fails_after_its_checks_fails_the_last(ranks):
 
 
 def test_faults_of_the_checks_are_kept(ranks):
-    broken = {"check": check_to_json(failed("restore", "rank 0: it differs"))}
-    facts = {"fact": {"rank_faults": [{"rank": 0, "check": "restore", "fault": "it differs"}]}}
+    broken = {"check": to_plain(failed("restore", "rank 0: it differs"))}
+    facts = {"run": {"ranks": 2, "faults": [{"rank": 0, "check": "restore", "fault": "it differs"}]}}
     result = ranks.start([MODE, PASSED[0], broken, facts, *PASSED[2:], ENDED], [MODE, ENDED])
     assert [(one.rank, one.check, one.fault) for one in result.run.faults] == [(0, "restore", "it differs")]
     assert ranks.codes == {0: 1, 1: 1}
@@ -170,7 +171,7 @@ def test_faults_of_the_checks_are_kept(ranks):
 @pytest.mark.slow
 def test_the_timeout_names_the_rank_that_the_others_wait_for(ranks):
     def late(*, waits):
-        return {"fact": {"late": {"check": "case", "where": " at train.py:7", "waits": waits}}}
+        return {"late": {"check": "case", "where": " at train.py:7", "waits": waits}}
 
     result = ranks.start(
         [MODE, PASSED[0], late(waits=True), "hang"],
@@ -202,7 +203,7 @@ def test_a_case_that_no_rank_can_use(ranks, kind, error, rank, text, monkeypatch
     assert type(found) is error
     assert found.message.endswith(text)
     assert ranks.codes == {0: 2, 1: 2}
-    assert [one["failed"] for one in sent] == [rank == 1]  # then rank 0 waits no longer
+    assert [one.has_failed for one in sent] == [rank == 1]  # then rank 0 waits no longer
 
 
 def test_broken_torch(ranks):
@@ -302,7 +303,7 @@ def test_a_rank_without_the_first_has_no_exit_code(ranks):
     first, second = ranks.rank(0, [ENDED], 2), ranks.rank(1, [ENDED], 2)
     with ThreadPoolExecutor(2) as pool:
         waiting = pool.submit(second.attend, ranks.request())
-        started = first._join({})
+        started = first._join()
         assert first._host._token not in " ".join(started.process.args)
         first._host.wait_for_start()
         first._host._connections[1].shutdown(socket.SHUT_RDWR)
@@ -330,7 +331,7 @@ class TestHost:
         host = rank._host
         place, port, token = host.address.split(" ")
         with socket.create_connection((place, int(port))) as connection:
-            hello = {"token": token, "rank": 2, "request": VerifyRequest("x").to_json()}
+            hello = {"token": token, "rank": 2, "request": to_plain(VerifyRequest("x"))}
             connection.sendall(json.dumps(hello).encode() + b"\n")
         assert host.killed() == [2]
         assert rank.killed_rank().message.startswith("rank 2")
@@ -360,7 +361,7 @@ class TestHost:
         host = meeting.Host(Launch(0, 2, 0, 2, "127.0.0.1", 1, "test/0", has_store=True))
         place, port, token = host.address.split(" ")
         with socket.create_connection((place, int(port))) as connection:
-            for message in ({"token": token, "rank": 1}, {"failed": False}):
+            for message in ({"token": token, "rank": 1}, {}):
                 connection.sendall(json.dumps(message).encode() + b"\n")
             host.wait_for_end()
         monkeypatch.setattr(host, "_take", None)

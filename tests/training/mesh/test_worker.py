@@ -1,10 +1,5 @@
 from __future__ import annotations
 
-import io
-import os
-import queue
-import signal
-
 import pytest
 import torch
 from distributed_checkpoints import Distributed
@@ -15,14 +10,6 @@ from ckptmove.proof.request import VerifyRequest
 from ckptmove.training.mesh import worker
 from ckptmove.training.mesh.group import collective_timeout, is_lost
 from ckptmove.training.mesh.stored import Region, StoredState
-
-
-def test_a_child_ends_with_its_parent(monkeypatch):
-    killed, lines = [], queue.SimpleQueue()
-    monkeypatch.setattr(os, "killpg", lambda group, number: killed.append((group, number)))
-    worker._follow(io.StringIO("{}\n{}\n"), lines)
-    assert lines.get() == "{}"
-    assert killed == [(os.getpgrp(), signal.SIGKILL)]
 
 
 def test_an_error_outside_of_the_users_code_has_no_line(tmp_path):

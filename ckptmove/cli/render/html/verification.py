@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ckptmove.api.document import finding_to_json
 from ckptmove.cli.render.html.findings import copyable, finding_part
 from ckptmove.cli.render.html.markup import Markup, element
 from ckptmove.cli.render.html.sections import closed_table, facts, part, preformatted
 from ckptmove.cli.render.text import clean, sentence
 from ckptmove.cli.render.verification import detail_texts, unfixed_line
-from ckptmove.proof.checks import finding_to_json
 from ckptmove.text import amount
 
 if TYPE_CHECKING:
