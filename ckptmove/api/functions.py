@@ -32,7 +32,7 @@ from ckptmove.io.remote.errors import NotLocal
 from ckptmove.limits import Limits
 from ckptmove.moves import checked_globs
 from ckptmove.pickles.collector import collector_paused
-from ckptmove.proof.errors import PackageMissing
+from ckptmove.proof.errors import PackageMissing, TorchBroken
 from ckptmove.proof.tensors.measuring import measure_with_torch
 from ckptmove.text import Argument, Phrase, spelled_for_python
 from ckptmove.torch_facts.devices import parse_target
@@ -238,6 +238,8 @@ def _proving(request: ConvertRequest) -> Iterator[ConvertRequest]:
         from ckptmove.proof.original.written import proof_of
     except ModuleNotFoundError as error:
         raise PackageMissing(error.name or "torch", "convert with verify needs") from error
+    except (ImportError, OSError) as error:
+        raise TorchBroken(str(error).partition("\n")[0]) from error
     with proof_of(request) as prove:
         yield replace(request, prove=prove)
 

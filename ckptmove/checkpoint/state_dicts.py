@@ -21,6 +21,8 @@ Shape: TypeAlias = "tuple[int, ...]"
 MODULE: Final = "module."
 #: Prefixes that only wrappers write, at any place in a key: torch.compile, activation checkpointing, FSDP, Lightning.
 INNER_WRAPPERS: Final = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "_forward_module.")
+#: Buffer of ``torch.optim.swa_utils.AveragedModel``, whose other keys begin with ``module.``.
+AVERAGED: Final = "n_averaged"
 WRAPPERS: Final = (MODULE, *INNER_WRAPPERS)
 _INNER: Final = re.compile(rf"(?:^|(?<=\.))(?:{'|'.join(map(re.escape, INNER_WRAPPERS))})")
 #: Buffers of torch's own modules; the floating ones look like parameters.

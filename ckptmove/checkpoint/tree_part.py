@@ -29,7 +29,6 @@ class NewTreePart(OpenPart):
         data = write_pickle(root)
         self._machine = interpret(data, limits)
         self._limits = limits
-        self._extras: Mapping[str, bytes] = {}
         self.pickle_bytes = len(data)
         self.inventory = tree_inventory(self._machine.root, path, "torch-zip", limits, len(data))
 
@@ -52,5 +51,5 @@ class NewTreePart(OpenPart):
         return Budget(self._limits, self.pickle_bytes)
 
     def extras(self) -> Mapping[str, bytes]:
-        """Other content of the file, if the new one keeps any: the metadata of safetensors."""
-        return self._extras
+        """Return nothing: the new file has no content outside its tree."""
+        return {}

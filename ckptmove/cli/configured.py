@@ -114,16 +114,12 @@ class ConfiguredCommand(TypedCommand):
 def _processed(ctx: Any, parameter: Any, value: Any) -> Any:
     """The value as Typer passes a typed one. Words that the command parses later are parsed here, for their errors."""
     from ckptmove.cli.render.report_files import open_document
-    from ckptmove.conversion.remap.options import remap_options
-    from ckptmove.moves import Remap
 
     try:
         processed = parameter.process_value(ctx, value)
     except typer.BadParameter as error:
         raise UsageError(error.format_message()) from error
-    if parameter.name in Remap._fields:
-        remap_options(**{parameter.name: processed})
-    elif parameter.name == "report":
+    if parameter.name == "report":
         for word in processed:
             open_document(word)
     return processed

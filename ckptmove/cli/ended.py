@@ -25,6 +25,7 @@ from ckptmove.cli.signals import Terminated
 from ckptmove.cli.streams import say
 from ckptmove.errors import CkptMoveError, NotAPath, OutOfMemory, StdoutFailed, UnknownDevice
 from ckptmove.io.remote.address import is_url, redacted
+from ckptmove.moves import Remap
 from ckptmove.proof.downloading import CopyExists, NotDownloaded
 from ckptmove.text import Argument, command_line
 
@@ -133,6 +134,8 @@ def _usage(error: Any, words: Sequence[str]) -> Failure:
         and any("--expect" in parameter.opts for parameter in error.ctx.command.params)
     ):
         hint = f"did you mean: {retyped(PROGRAM, words, option, '--expect')}"
+    elif option and command == f"{PROGRAM} verify" and _parameter_of(option) in Remap._fields:
+        message, hint = f"No such option: {option}", "convert has it, and --verify: ckptmove convert --help"
     elif option and _parameter_of(option) in MOVED and command != PROGRAM and message.startswith("No such"):
         message = f"No such option: {option}"
         hint = f"did you mean: {_with_fit(_own(words), option)}"

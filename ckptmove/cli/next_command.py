@@ -103,7 +103,10 @@ def _after_moving(answer: ConvertAnswer, output: str) -> str:
     options = [word for glob in kept for word in ("--keep", glob)]
     verify = ["ckptmove", "verify", output]
     against = []
-    if not answer.result.in_place and (request.remap != Remap() or answer.result.plan.format):
+    # What was left out or renamed has no counterpart, and what --verify has compared needs no other proof.
+    is_whole = request.remap._replace(strip_prefix=None, add_prefix="", compact=False, plain=False, dtype=()) == Remap()
+    is_changed = request.remap != Remap() or bool(answer.result.plan.format)
+    if is_changed and is_whole and not answer.result.in_place and answer.result.verified is None:
         # verify reads local originals only, and one that holds the new file is another checkpoint now
         original = answer.request.path
         is_lost = isinstance(original, Address) or Path(output).resolve().is_relative_to(Path(original).resolve())

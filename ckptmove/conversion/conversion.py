@@ -191,7 +191,7 @@ class Conversion:
         """The result, with the number of bytes written."""
         notes = self.notes
         if self.verified is not None:
-            notes.append(f"verified: {amount(self.verified, 'tensor')} equal the source, as torch reads both")
+            notes.append(f"verified against the source: {amount(self.verified, 'tensor')}")
         if self.unchecked == [""]:
             notes.append("the file has no CRCs: its bytes were copied unchecked")
         elif self.unchecked:

@@ -63,6 +63,7 @@ def has_values(now: torch.Tensor, stored: torch.Tensor) -> bool:
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """View elements as integers, to compare bits: NaN equals itself, -0.0 differs from 0.0."""
+    tensor = tensor.int_repr() if tensor.is_quantized else tensor
     flat = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return flat.reshape(-1).view(_INTEGERS[flat.element_size()])
 

@@ -39,7 +39,7 @@ class RestoredModel(NamedTuple):
     stored: int = 0  # number of its tensors that are stored
     differing: tuple[str, ...] = ()  # parameters, and buffers after the load, with other values
     cast: tuple[str, ...] = ()  # tensors with the stored values in another dtype
-    fault: str = ""  # why no state_dict fits; empty if one does
+    fault: str = ""  # why no state_dict fits, or only a copy of the model; empty if one does
 
 
 class SteppedOptimizer(NamedTuple):

@@ -176,6 +176,7 @@ def _with_original(
     sides.original.require_unchanged()
     tensors = comparison.tensors()
     evidence = (*restore.evidence, ("against", against), ("changed", tally.lost.count), ("unseen", tally.unseen.count))
+    evidence += (("not_shown", tally.unseen.failures()),) if tally.unseen else ()
     if restore.status == "failed":
         return tensors, restore._replace(evidence=evidence)
     if tally.lost:

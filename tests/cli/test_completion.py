@@ -39,7 +39,7 @@ def completed(typed):
         ("ckptmove verify --optimizer Adam", ["Adam", "AdamW", "Adamax"]),
         ("ckptmove inspect --ignore R3", ["R301", "R302", "R303", "R304"]),
         ("ckptmove convert run.pth --only o", ["optimizer", "other"]),
-        ("ckptmove verify run.pth --drop sch", ["scheduler"]),
+        ("ckptmove convert run.pth --drop sch", ["scheduler"]),
         ("ckptmove convert run.pth --dtype bf", ["bfloat16"]),
         ("ckptmove convert run.pth --dtype ema=b", ["ema=bfloat16"]),
         ("ckptmove rules D1", ["D101", "D102", "D103", "D104"]),

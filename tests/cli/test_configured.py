@@ -120,12 +120,12 @@ def requests(monkeypatch):
 
 
 def test_options_of_verify_come_from_the_project_and_the_environment(say, configure, requests, monkeypatch) -> None:
-    configure('seed = 3\nsample = 2\nrequire-device = true\ndtype = ["bf16"]\ntimeout = 5\nkeep = ["a", "b"]')
+    configure('seed = 3\nsample = 2\nrequire-device = true\ntimeout = 5\nkeep = ["a", "b"]')
     monkeypatch.setenv("CKPTMOVE_SAMPLE", "4")
     assert say("verify", "run.pth", "--seed", "7").code == 0
     (request,) = requests
     assert (request.seed, request.sample, request.require_device, request.timeout) == (7, 4, True, 5.0)
-    assert (request.remap.dtype, request.keep) == ((("", "bfloat16"),), ("a", "b"))
+    assert request.keep == ("a", "b")
 
 
 def test_reports_come_from_the_project(say, configure, requests, bench) -> None:
@@ -141,7 +141,6 @@ def test_reports_come_from_the_project(say, configure, requests, bench) -> None:
     ("text", "message"),
     [
         ("seed = -1", "-1"),
-        ("dtype = ['int3']", "int3"),
         ("report = ['pdf=x']", "pdf"),
         ("format = 'xml'", "'xml'"),
     ],

@@ -322,12 +322,9 @@ def test_undo_takes_no_other_option(ask, words) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "compiled.pt --strip-prefix --only model",
-        "compiled.pt --strip-prefix=_orig_mod",
-        "run.pth --add-prefix module. --rename 0.*=a.* --drop scheduler",
-        "run.pth --as-root model --dtype bf16 --to cpu",
+        "compiled.pt --strip-prefix",
+        "compiled.pt --strip-prefix=_orig_mod --dtype bf16",
         "plain.pt --plain --compact",
-        "run.pth --as-root model -o out.safetensors",
         "run.pth --dtype optimizer=fp64",
         "run.pth --to mps --keep model.* --add-prefix a.",
     ],
@@ -340,15 +337,24 @@ def test_the_next_command_proves_it(say, simulates, words) -> None:
     assert say(*following).code == 0
 
 
+@pytest.mark.parametrize(
+    "words", ["--only model", "--drop scheduler", "--rename 0.*=a.*", "--as-root model", "--verify"]
+)
+def test_what_has_no_counterpart_is_verified_alone(say, words) -> None:
+    following = say("convert", "run.pth", "--dtype", "bf16", *words.split()).next
+    assert following[0] == "verify"
+    assert "--against" not in following
+
+
 def test_a_changed_value_is_no_proof(say, ask) -> None:
-    following = say("convert", "compiled.pt", "--strip-prefix", "--only", "model").next
+    following = say("convert", "compiled.pt", "--strip-prefix").next
     found = torch.load(following[1], map_location="cpu", weights_only=True)
     found["model"]["lm_head.weight"][0, 0] += 1
     torch.save(found, following[1])
     [result] = ask(*following)["results"]
     restore = next(check for check in result["checks"] if check["name"] == "restore")
-    assert (restore["status"], result["proven"]) == ("passed", False)
-    assert "only in the original: " in restore["detail"]
+    assert (restore["status"], result["proven"]) == ("failed", False)
+    assert "model.lm_head.weight: other bits" in restore["detail"]
 
 
 @pytest.mark.parametrize("words", ["", "-v", "-q", "--format github"])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from ckptmove.cli.render.inspection import finding_lines, findings_summary
 from ckptmove.cli.render.text import clean, sentence
 from ckptmove.cli.selection import ON_REQUEST
 from ckptmove.model import Severity
 from ckptmove.proof.evidence import NOT_KNOWN
-from ckptmove.text import amount
+from ckptmove.text import amount, some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -174,6 +174,9 @@ def _of_ranks(result: Verdict, reasons: Mapping[str, str]) -> str:
 def _doubt(result: Verdict, reasons: Mapping[str, str]) -> str:
     """Why a resume is not proven; ``reasons`` holds the details of the skipped checks."""
     figures = {check.name: dict(check.evidence) for check in result.checks}
+    not_shown = cast("Sequence[str]", figures.get("restore", {}).get("not_shown", ()))
+    if not_shown:
+        return some(not_shown)
     step, own = figures.get("step", {}), next((name for name in ("case", "script") if name in figures), "")
     is_asked = own == "script" or step.get("proven") is True or (bool(own) and "step" in reasons)
     if is_asked and own and figures[own].get("proven") is not True:

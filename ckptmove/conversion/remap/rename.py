@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from ckptmove.checkpoint.entries import entries, pairs_of
 from ckptmove.checkpoint.inventory.flattened import FLAT_KEYS, split_key
 from ckptmove.checkpoint.inventory.shapes import as_dict, attributes
-from ckptmove.checkpoint.state_dicts import INNER_WRAPPERS, MODULE, inner_wrappers, without_inner_wrappers
+from ckptmove.checkpoint.state_dicts import AVERAGED, INNER_WRAPPERS, MODULE, inner_wrappers, without_inner_wrappers
 from ckptmove.conversion.remap.errors import KeysCollide, NoMatch, PartialPrefix
 from ckptmove.errors import UsageError
 from ckptmove.moves import Renamed
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 _STATE_DICTS: Final = frozenset({"model", "ema", "criterion"})
 #: Suffix of a key of any value, torch/nn/modules/module.py ``_EXTRA_STATE_KEY_SUFFIX``.
 _EXTRA_STATE: Final = "_extra_state"
-#: Buffer of ``torch.optim.swa_utils.AveragedModel``, whose other keys begin with ``module.``.
-_AVERAGED: Final = "n_averaged"
 #: Names that an error shows, and names that a mistyped one is compared with.
 _SHOWN: Final = 4
 _EXAMPLES: Final = 2
@@ -77,7 +75,7 @@ class KeyMap:
         self.used.update(("--strip-prefix", prefix if prefixes else "") for prefix in self._inner)
         pending = [prefix for prefix in prefixes or (MODULE,) if prefix not in INNER_WRAPPERS]
         left = dict.fromkeys(map(self._strip, keys))
-        left.pop(_AVERAGED, None)
+        left.pop(AVERAGED, None)
         while left:
             prefix = next((one for one in pending if all(_has(key, one) for key in left)), None)
             if prefix is None:
@@ -87,7 +85,7 @@ class KeyMap:
             if prefixes:
                 pending.remove(prefix)
             left = dict.fromkeys(key[len(prefix) :] for key in left)
-            left.pop(_AVERAGED, None)
+            left.pop(AVERAGED, None)
         # A module below the wrappers may be named like one.
         for prefix in pending if prefixes or not (self._stripped or self._inner) else ():
             having = [key for key in left if _has(key, prefix)]

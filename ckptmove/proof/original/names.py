@@ -6,17 +6,18 @@ It says a second time what the options mean, and shares no code with the convers
 from __future__ import annotations
 
 import re
+from collections import Counter
 from fnmatch import translate
 from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
 from ckptmove.checkpoint.entries import entries
 from ckptmove.checkpoint.file_names import SHARD_FILE
-from ckptmove.checkpoint.state_dicts import INNER_WRAPPERS, MODULE
+from ckptmove.checkpoint.state_dicts import AVERAGED, INNER_WRAPPERS, MODULE
 from ckptmove.model import Role
 from ckptmove.torch_facts.dtypes import CAST_DOWN, CASTABLE_FLOATS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Iterator
+    from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 
     from ckptmove.checkpoint.entries import StoredMember
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 #: Roles of the parts whose dicts of tensors are state_dicts.
 _STATE_DICTS: Final = frozenset({"model", "ema", "criterion"})
 _ROLES: Final = frozenset(get_args(Role))
-#: Buffer of ``torch.optim.swa_utils.AveragedModel``, whose other keys begin with ``module.``.
-_AVERAGED: Final = "n_averaged"
 
 
 class Wanted(NamedTuple):
@@ -36,8 +35,7 @@ class Wanted(NamedTuple):
 
     part: OpenPart  # its file in the source
     record: TensorRecord
-    name: str  # name in its file; in an output of one file, names of files or groups may be in front
-    key: str  # key in its state_dict, as a file of one state_dict has it
+    name: str  # its name in the output
     dtypes: frozenset[str]  # possible dtypes of each dense part that has `record.dtype`
     is_kept: bool  # whether the options keep it
     is_inside: bool  # whether a pickled object holds it: an object may be in several places, and has one name here
@@ -52,9 +50,14 @@ class _Home(NamedTuple):
     after: str  # what follows the key in the name of the tensor: `.exp_avg`
 
 
-def wanted(checkpoint: OpenCheckpoint, request: MoveRequest) -> list[Wanted]:
-    """All tensors of the source of a conversion."""
+def wanted(checkpoint: OpenCheckpoint, request: MoveRequest, *, is_joined: bool) -> list[Wanted]:
+    """All tensors of the source of a conversion.
+
+    Args:
+        is_joined: whether the output is one file, or new shards of one.
+    """
     options = request.remap
+    groups = _groups([part.name for part in checkpoint.parts]) if is_joined else {}
     placed = [(part, *found) for part in checkpoint.parts for found in _placed(part, options)]
     keys: dict[str, dict[str, None]] = {}
     for _, _, home, _ in placed:
@@ -63,15 +66,32 @@ def wanted(checkpoint: OpenCheckpoint, request: MoveRequest) -> list[Wanted]:
     renamed = {family: new_keys(own, options) for family, own in keys.items()}
     found = []
     for part, record, home, holder in placed:
-        name = key = part.own_name(record.name)
+        own = part.own_name(record.name)
         if home is not None:
-            key = renamed[home.family][home.key]
-            name, key = f"{home.before}{key}{home.after}", key + home.after
+            own = f"{home.before}{renamed[home.family][home.key]}{home.after}"
         if options.as_root:
-            name = part.full_name(name)[len(options.as_root) + 1 :]
+            name = part.full_name(own)[len(options.as_root) + 1 :]
+        else:
+            name = f"{groups[part.name]}{own}" if is_joined else part.full_name(own)
         is_kept, is_inside = _is_kept(record, holder, options), not holder.is_tensor
-        found.append(Wanted(part, record, name, key, _dtypes(record, request), is_kept, is_inside))
+        found.append(Wanted(part, record, name, _dtypes(record, request), is_kept, is_inside))
     return found
+
+
+def _groups(names: Sequence[str]) -> dict[str, str]:
+    """What is in front of the names of each file in one file of several: its path without the suffix, and a dot.
+
+    It is empty if there is one file, or the shards of one, and for a distributed checkpoint in the directory itself.
+    """
+    bases = {name: _base(name) for name in names}
+    alone = {base for base, count in Counter(bases.values()).items() if count == 1}
+    shards = {name for name in names if SHARD_FILE.fullmatch(name)}
+    found = {name: base if base in alone or name in shards else name for name, base in bases.items()}
+    return {name: f"{group}." if group and len({*found.values()}) > 1 else "" for name, group in found.items()}
+
+
+def _base(name: str) -> str:
+    return re.sub(r"-\d{5}-of-\d{5}\.[a-z]+$|\.(safetensors|bin|pt|pth|ckpt|pkl|tar)$", "", name)
 
 
 def new_keys(keys: Collection[str], options: Remap) -> dict[str, str]:
@@ -84,7 +104,7 @@ def new_keys(keys: Collection[str], options: Remap) -> dict[str, str]:
             new = {old: re.sub(rf"(^|(?<=\.))({inner})", "", key) for old, key in new.items()}
         pending = [one for one in prefixes if one not in INNER_WRAPPERS]
         while True:
-            front = [key for key in new.values() if key != _AVERAGED]
+            front = [key for key in new.values() if key != AVERAGED]
             prefix = next((one for one in pending if front and all(_follows(key, one) for key in front)), None)
             if prefix is None:
                 break

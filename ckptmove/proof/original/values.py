@@ -1,6 +1,7 @@
 """Values of two checkpoints, read by torch and by safetensors, and compared bit for bit.
 
-Nothing here uses code that converts a checkpoint: a fault there cannot hide in both.
+Nothing here uses code that cuts, casts or writes tensors. The places of a tensor's chunks in several files are those
+that ``convert`` reads, too.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ckptmove.io.part import MemorySource
 from ckptmove.lazy.stored import StoredBytes
@@ -18,8 +21,6 @@ from ckptmove.proof.restored.survey import LoadedTensors, raw_bytes
 from ckptmove.proof.tensors.stored import distinct
 
 if TYPE_CHECKING:
-    import torch
-
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
     from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.model import TensorRecord
@@ -72,6 +73,8 @@ def difference(mine: torch.Tensor, theirs: torch.Tensor) -> str:
     """
     if mine.shape != theirs.shape:
         return f": shape {list(mine.shape)} in place of {list(theirs.shape)}"
+    if _scales(mine) != _scales(theirs):
+        return ": another scale"
     mine, theirs = _plain(mine), _plain(theirs)
     is_cast = mine.dtype != theirs.dtype
     if not is_cast and mine.stride() == theirs.stride() and same_integers(raw_bytes(mine), raw_bytes(theirs)):
@@ -86,11 +89,19 @@ def difference(mine: torch.Tensor, theirs: torch.Tensor) -> str:
 
 def digest(values: torch.Tensor) -> bytes | None:
     """SHA-256 of a tensor's elements in order; None if they overlap, so that they may be far more than their bytes."""
+    hashed = hashlib.sha256(repr((tuple(values.shape), _scales(values))).encode())
     values = _plain(values)
     if distinct(values).numel() < values.numel():
         return None
     data: Any = bits(values).contiguous().numpy()  # a buffer, which its type does not tell
-    return hashlib.sha256(data).digest()
+    hashed.update(data)
+    return hashed.digest()
+
+
+def _scales(values: torch.Tensor) -> tuple[object, ...]:
+    """Scale and zero point of a quantized tensor; those of a tensor for each channel are tensors of their own."""
+    is_whole = values.is_quantized and values.qscheme() in {torch.per_tensor_affine, torch.per_tensor_symmetric}
+    return (values.q_scale(), values.q_zero_point()) if is_whole else ()
 
 
 def _plain(values: torch.Tensor) -> torch.Tensor:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from ckptmove.conversion.target_format import names_format
 from ckptmove.errors import CkptMoveError, DamagedArchive
+from ckptmove.formats.facts import facts_of
 from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.checks import Offenders
 from ckptmove.proof.errors import ConversionDiffers
-from ckptmove.proof.original.against import Sides
+from ckptmove.proof.original.against import DENSE, Sides
 from ckptmove.proof.original.names import wanted
 from ckptmove.proof.original.values import TorchTensors, difference, digest
 from ckptmove.proof.restored.loaded import LoadedFiles
@@ -28,10 +29,8 @@ if TYPE_CHECKING:
     import torch
 
     from ckptmove.checkpoint.open_checkpoint import OpenCheckpoint
-    from ckptmove.checkpoint.parts import OpenPart
     from ckptmove.conversion.conversion import ConvertRequest
     from ckptmove.model import TensorRecord
-    from ckptmove.moves import Remap
     from ckptmove.proof.original.names import Wanted
     from ckptmove.proof.tensors.pieces import TensorSource
 
@@ -43,8 +42,8 @@ if TYPE_CHECKING:
 def proof_of(request: ConvertRequest) -> Iterator[Callable[[str], int]]:
     """A function that compares the output of a conversion, at any path, with its source.
 
-    It returns the number of tensors of the output, and raises ConversionDiffers if one of them is not what the request
-    asks for. The values of a file that is changed in place are read before the change.
+    It returns the number of tensors that it has compared, and raises ConversionDiffers if one of the output is not what
+    the request asks for. The values of a file that is changed in place are read before the change.
     """
     with ExitStack() as stack:
         before = _Digests(request, stack) if request.in_place else None
@@ -69,8 +68,8 @@ def _compare(request: ConvertRequest, written: str, before: _Digests | None) -> 
         stored = stack.enter_context(StoredTensors(output.parts))
         own = LoadedFiles(output.parts, stored)
         if before is not None:
-            values: TensorSource = TorchTensors(output, own, stored)
-            faults = _Comparison(output, before.wanted, request.move.remap, before.unlike).faults(values)
+            comparison = _Comparison(output, before.wanted, request, before.unlike)
+            faults = comparison.faults(TorchTensors(output, own, stored))
         else:
             source = stack.enter_context(_opened(request, request.path))
             sides = Sides.of(output, own, stored, source, request.limits, stack)
@@ -78,12 +77,18 @@ def _compare(request: ConvertRequest, written: str, before: _Digests | None) -> 
             def unlike(values: torch.Tensor, record: TensorRecord) -> str:
                 return difference(values, sides.others.tensor(record))
 
-            sources = wanted(sides.original, request.move)
-            faults = _Comparison(output, sources, request.move.remap, unlike).faults(sides.own)
+            sources = wanted(sides.original, request.move, is_joined=_is_joined(request, output))
+            comparison = _Comparison(output, sources, request, unlike)
+            faults = comparison.faults(sides.own)
             source.require_unchanged()
     if faults:
         raise ConversionDiffers(request.path, faults.failures())
-    return len(output.inventory.tensors)
+    return comparison.count
+
+
+def _is_joined(request: ConvertRequest, output: OpenCheckpoint) -> bool:
+    """Whether the output is one file, or new shards of one."""
+    return request.shard_bytes is not None or output.is_whole
 
 
 @contextmanager
@@ -108,7 +113,7 @@ class _Digests:
         source = stack.enter_context(_opened(request, request.path))
         stored = stack.enter_context(StoredTensors(source.parts))
         values = TorchTensors(source, LoadedFiles(source.parts, stored), stored)
-        self.wanted = wanted(source, request.move)
+        self.wanted = wanted(source, request.move, is_joined=True)
         dense = (part for one in self.wanted if one.record.kind not in NOT_COMPARED for part in one.record.dense())
         self._digests = {id(part): digest(distinct(values.tensor(part))) for part in dense}
 
@@ -120,58 +125,62 @@ class _Digests:
 
 
 class _Comparison:
-    """The tensors of an output beside those that the options of the conversion name."""
+    """The tensors of an output beside those that the options of the conversion name.
 
-    def __init__(self, output: OpenCheckpoint, sources: Sequence[Wanted], options: Remap, unlike: _Compare) -> None:
+    Attributes:
+        count: number of tensors whose values were compared.
+    """
+
+    def __init__(
+        self, output: OpenCheckpoint, sources: Sequence[Wanted], request: ConvertRequest, unlike: _Compare
+    ) -> None:
+        options = request.move.remap
         self._output, self._sources, self._options, self._unlike = output, sources, options, unlike
-        kept = [one for one in sources if one.is_kept]
-        self._full = _index((one.part.full_name(one.name), one) for one in kept)
-        self._by_name = _index((one.name, one) for one in kept)
-        self._by_key = _index((one.key, one) for one in kept)
-        self._inside = _index((_last(one.name), one) for one in sources if one.is_inside)
+        self._is_joined = _is_joined(request, output)
+        self._by_name = _index((one.name, one) for one in sources if one.is_kept)
+        # An object with several names has the first one here, which may be gone; a module becomes a state_dict.
+        others = (one for one in sources if one.is_inside and (options.plain or not one.is_kept))
+        self._inside = _index((_last(one.name), one) for one in others)
+        self._used: set[int] = set()
+        self.count = 0
 
     def faults(self, values: TensorSource) -> Offenders:
         """Tensors of the output that differ from their source, that have none, or that are missing."""
         found = Offenders()
-        used: set[object] = set()
         for part in self._output.parts:
             for record in part.inventory.tensors:
-                fault = " is not in the source"
-                for source in self._candidates(part, record):
-                    used.add(_view(source))
-                    fault = self._fault(record, source, values)
-                    if not fault:
-                        break
+                # The path of a new shard is no part of the name.
+                fault = self._compared(record, part.own_name(record.name) if self._is_joined else record.name, values)
                 if fault:
                     found.add(f"{record.name}{fault}")
+        is_table = all(facts_of(part.inventory.container).is_table for part in self._output.parts)
+        views = {_view(one) for one in self._sources if id(one) in self._used} if is_table else set()
         for one in self._sources:
-            # A tied tensor may be written once. Only the state_dict is left of a module.
+            # A format without shared storages has a tied tensor once. Only the state_dict is left of a module.
             is_lost = one.is_inside and self._options.plain and one.record.kind != "parameter"
-            if one.is_kept and not is_lost and _view(one) not in used:
+            if one.is_kept and not is_lost and id(one) not in self._used and _view(one) not in views:
                 found.add(f"{one.record.name} is missing")
         return found
 
-    def _candidates(self, part: OpenPart, record: TensorRecord) -> Sequence[Wanted]:
-        """The tensors of the source that a tensor of the output may be: several if files have the same names."""
-        full, name = self._full.get(record.name, ()), part.own_name(record.name)
-        if full:
-            return full
-        if name in self._by_name:
-            return self._by_name[name]
-        ends = [place for place, letter in enumerate(name) if letter == "."]
-        for end in ends:  # a gathered file has the names of its sources, or of their groups, in front
-            found = self._by_name.get(name[end + 1 :], ())
-            if found:
-                return [one for one in found if one.part.name.startswith(name[:end])] or found
-        # An object has another name if the place that named it is gone.
-        return self._by_key.get(name, self._inside.get(_last(name), []))
+    def _compared(self, record: TensorRecord, name: str, values: TensorSource) -> str:
+        """How a tensor differs from the first source of its name that no other tensor has."""
+        named = [one for one in self._by_name.get(name, []) if id(one) not in self._used][:1]
+        fault = " is not in the source"
+        for source in named or self._inside.get(_last(name), []):
+            fault = self._fault(record, source, values)
+            if named or not fault:
+                self._used.add(id(source))
+                break
+        return fault
 
     def _fault(self, record: TensorRecord, source: Wanted, values: TensorSource) -> str:
         """How a tensor differs from its source, as text that follows its name; empty if it does not."""
-        pairs = [*zip(record.dense(), source.record.dense(), strict=False)]
-        if len(record.dense()) != len(source.record.dense()):
+        if record.kind != source.record.kind and not {record.kind, source.record.kind} <= DENSE:
             return f" is {record.kind} in place of {source.record.kind}"
-        for mine, theirs in pairs:
+        if record.shape != source.record.shape or len(record.dense()) != len(source.record.dense()):
+            return f": shape {list(record.shape)} in place of {list(source.record.shape)}"
+        self.count += record.kind not in NOT_COMPARED
+        for mine, theirs in zip(record.dense(), source.record.dense(), strict=True):
             allowed = source.dtypes if theirs.dtype == source.record.dtype else {theirs.dtype}
             if mine.dtype not in allowed:
                 return f": dtype {mine.dtype} in place of {' or '.join(sorted(allowed))}"

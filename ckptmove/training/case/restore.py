@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from ckptmove.case import Case
     from ckptmove.checkpoint.pairing import Pairing
-    from ckptmove.model import OptimizerRecord
+    from ckptmove.model import Inventory, OptimizerRecord
     from ckptmove.proof.place import StepDevice
     from ckptmove.proof.step.resume import Bench
     from ckptmove.proof.tensors.pieces import TensorSource
@@ -73,7 +73,16 @@ def _restore_model(bench: Bench, model: ModelPart) -> RestoredModel:
     except STEP_ERRORS as error:
         raise Mismatch(f"{model.name}.load_state_dict refuses: {' '.join(str(error).split())}") from error
     cast = (f"{model.name}.{key}" for key, value in state.items() if tensors[key].dtype != value.dtype)
-    return RestoredModel(model, where, len(state), len(state), cast=(*cast,))
+    return RestoredModel(model, where, len(state), len(state), cast=(*cast,), fault=_stand_in(inventory, model, where))
+
+
+def _stand_in(inventory: Inventory, model: ModelPart, where: str) -> str:
+    """That a copy of the model was restored because the model itself does not fit; empty if that is not so."""
+    roles = {record.role for record in inventory.tensors if is_inside(record.name, where)}
+    is_copy = model.part is None and "ema" in roles and "model" not in roles
+    if not is_copy or all(record.role != "model" for record in inventory.tensors):
+        return ""
+    return f"{model.label} does not fit the model in the file, and was restored from {where}"
 
 
 def own_state(module: nn.Module) -> dict[str, Any]:

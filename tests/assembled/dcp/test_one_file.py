@@ -207,7 +207,7 @@ def test_a_new_file_in_the_directory_is_verified_alone(distributed, tmp_path, mo
     said = CliRunner().invoke(app, ["convert", "run", "-o", "run/new.pth"])
     assert said.stderr.endswith("next: ckptmove verify run/new.pth\n")
     said = CliRunner().invoke(app, ["convert", "run", "-o", "new.pth", "--only", "model"])
-    assert said.stderr.endswith("next: ckptmove verify new.pth --against run\n")
+    assert said.stderr.endswith("next: ckptmove verify new.pth\n")
 
 
 def test_the_suffix_of_another_format(distributed, tmp_path):

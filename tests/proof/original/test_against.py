@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 import zipfile
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def second_optimizer(tree):
         (add, "model.extra is missing"),
         (change_option, "optimizer.param_groups.0.lr is 0.001 in place of 5.0"),
         (remove_option, "optimizer.param_groups.0.lr is not in the original"),
-        (second_optimizer, "again.param_groups is missing"),
+        (second_optimizer, "again.state.0.step is missing"),
         (change_epoch, "epoch is 3 in place of 4"),
         (change_text, "arch is missing"),
     ],
@@ -146,3 +147,90 @@ def test_a_tensor_of_another_kind_is_named(make, answers, ours, theirs, said):
     path = make.save({"w": ours, "v": torch.ones(1)}, device="cpu")
     restore = answers(path, "cpu", against=original)["restore"]
     assert (restore["status"] == "passed") if said is None else said in restore["detail"]
+
+
+# --- names that have changed -----------------------------------------------------------------------------------------
+
+
+def exchange_names(tree):
+    model = tree["model"]
+    model["0.weight"], model["2.weight"] = model["2.weight"], model["0.weight"]
+
+
+def rename_one(tree):
+    tree["model"]["0.other"] = tree["model"].pop("0.weight")
+
+
+def change_rate(tree):
+    tree["optimizer"]["param_groups"][0]["lr"] = 5.0
+
+
+def lose_bias(tree):
+    del tree["model"]["0.bias"]
+
+
+def lose_optimizer(tree):
+    del tree["optimizer"]
+
+
+def join_weights(tree):
+    """The first two layers as one, with their moments; the numbers of the parameters change."""
+    model, optimizer = tree["model"], tree["optimizer"]
+    state = optimizer["state"]
+    for number, name in enumerate(("weight", "bias")):
+        model[f"both.{name}"] = torch.cat([model.pop(f"0.{name}"), model.pop(f"1.{name}")])
+        for key in ("exp_avg", "exp_avg_sq"):
+            state[number][key] = torch.cat([state[number][key], state[number + 2][key]])
+    optimizer["state"] = {0: state[0], 1: state[1], 2: state[4], 3: state[5]}
+    optimizer["param_groups"][0]["params"] = [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+@pytest.mark.parametrize(
+    ("change", "verdict", "said"),
+    [
+        (lambda _: None, "proven", ""),
+        (change_weight, "failed", "model.0.weight: other bits"),
+        (exchange_names, "failed", "model.0.weight: other bits; model.2.weight: other bits"),
+        (change_rate, "failed", "optimizer.param_groups.0.lr is 5.0 in place of 0.001"),
+        (change_epoch, "failed", "epoch is 4 in place of 3"),
+        (lose_bias, "failed", "0.bias is missing"),
+        (rename_one, "unseen", "paired by content alone: model.0.other is model."),
+        (lose_optimizer, "unseen", "left out: optimizer"),
+        (join_weights, "unseen", "only in the original: model."),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else None,
+)
+def test_a_prefix_hides_no_change(make, answers, prefix, change, verdict, said):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    tree = make.tree("AdamW", model=model)
+    names = OrderedDict((f"{prefix}{name}", value.clone()) for name, value in tree["model"].items())
+    names._metadata = tree["model"]._metadata
+    original = {**tree, "model": names}
+    against = make.save(original, name="original.pt")
+    change(tree)
+    restore = answers(make.save(tree), "cpu", against=against)["restore"]
+    figures = dict(restore["evidence"])
+    assert said in restore["detail"]
+    found = "failed" if restore["status"] == "failed" else "unseen" if figures["unseen"] else "proven"
+    assert found == verdict, restore
+    assert ("not_shown" in figures) == bool(figures["unseen"])
+
+
+def test_names_of_parameters_follow_those_of_the_model(make, answers):
+    model = torch.nn.Linear(4, 4)
+    tree = make.tree("AdamW", model=model)
+    names = {0: "weight", 1: "bias"}
+    optimizer = tree["optimizer"]
+    state = {names[number]: entry for number, entry in optimizer["state"].items()}
+    groups = [{**optimizer["param_groups"][0], "params": [*names.values()]}]
+    tree["optimizer"] = {"state": state, "param_groups": groups}
+    path = make.save(tree)
+    tree["model"] = {f"module.{name}": value for name, value in tree["model"].items()}
+    tree["optimizer"] = {
+        "state": {f"module.{name}": entry for name, entry in state.items()},
+        "param_groups": [{**groups[0], "params": [f"module.{name}" for name in names.values()]}],
+    }
+    restore = answers(path, "cpu", against=make.save(tree, name="original.pt"))["restore"]
+    assert restore["status"] == "passed"
+    assert restore["evidence"]["changed"] == 0

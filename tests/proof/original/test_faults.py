@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import ckptmove
 from ckptmove.checkpoint.inventory.shapes import as_dict
 from ckptmove.conversion import sharded_output
-from ckptmove.conversion.remap import gather, new_files, storages
+from ckptmove.conversion.remap import gather, new_files, remapping, storages
 from ckptmove.conversion.remap.new_files import NewFiles
 from ckptmove.conversion.remap.rename import KeyMap
 from ckptmove.conversion.remap.select import _Selection
@@ -25,6 +25,27 @@ from ckptmove.proof.errors import ConversionDiffers
 def saved_run(folder):
     torch.save(remaps.run(), folder / "run.pth")
     return folder / "run.pth"
+
+
+def saved_bare(folder):
+    """A state_dict at the root, with a tied weight."""
+    weight = torch.arange(6.0).reshape(2, 3)
+    torch.save({"module.w": weight, "module.tied": weight, "module.b": torch.ones(2)}, folder / "bare.pth")
+    return folder / "bare.pth"
+
+
+def saved_twins(folder):
+    """Two tensors whose names are written alike."""
+    torch.save({"module.b": torch.ones(2), "module": {"b": torch.zeros(2)}}, folder / "twins.pth")
+    return folder / "twins.pth"
+
+
+def saved_models(folder):
+    """Two files with tensors of the same names, one of which begins with the name of the other."""
+    (folder / "models").mkdir()
+    for number, name in enumerate(("model", "model_ema")):
+        torch.save({"w": torch.ones(3) * number}, folder / "models" / f"{name}.pt")
+    return folder / "models"
 
 
 def saved_halves(folder):
@@ -112,6 +133,25 @@ def segments_exchanged(tensors):
     return [one._replace(segments=new) for one, new in zip(tensors, segments[::-1], strict=True)]
 
 
+def copied_over(value):
+    """The EMA in place of the model."""
+    flat = as_dict(value).flat
+    flat[1] = flat[3]
+    return value
+
+
+def twins(value):
+    """The value of one name at both paths that are written like it."""
+    pairs = as_dict(value)
+    inner = as_dict(pairs.get("module"))
+    inner.flat[1] = pairs.get("module.b")
+    return value
+
+
+def tied_dropped(own):
+    return [*own[:2], True, *own[3:]]
+
+
 def first_lost(found):
     return dict([*found.items()][1:])
 
@@ -157,12 +197,16 @@ FAULTS = {
     "keys: one has another name": (
         saved_run, {"add_prefix": "x."}, (KeyMap, "__call__"), result_changed(exchanged("x.module.rows", "x.row"))
     ),
+    "keys: no prefix of the root": (saved_bare, STRIPPED, (KeyMap, "_strip"), lambda _: lambda _, key: key),
+    "keys: that are written alike": (saved_twins, COMPACT, (remapping, "combine"), result_changed(twins)),
+    "parts: a tied tensor": (saved_bare, {"drop": "module.b"}, (_Selection, "drop"), argument_changed(1, tied_dropped)),
+    "join: one model in place of the other": (saved_models, {}, (remapping, "gather"), result_changed(copied_over)),
     "keys: no prefix is removed": (saved_run, STRIPPED, (KeyMap, "_strip"), lambda _: lambda _, key: key),
     "parts: one more is dropped": (saved_run, {"drop": "rng"}, (_Selection, "drop"), argument_changed(1, bias_dropped)),
     "parts: another root": (saved_run, {"as_root": "ema"}, (_Selection, "find"), argument_changed(1, lambda _: "model"))
 }  # fmt: skip
 #: Faults whose output is that of other options, and equals the original: only the request tells that it is wrong.
-VALID = {"cast: of ema", "keys: no prefix is removed"}
+VALID = {"cast: of ema", "keys: no prefix is removed", "keys: no prefix of the root"}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
