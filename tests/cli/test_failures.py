@@ -63,6 +63,7 @@ BAD = ["%", "::", ",", "[red]", "\x1b[31m", "\n", "\u202e"]
         (("inspect", ""), "a path is empty", ""),
         (("diff", "run.pth", ""), "a path is empty", ""),
         (("verify", "run.pth", "--target", "mps"), "--target", "did you mean: ckptmove verify run.pth --to mps"),
+        (("verify", "run.pth", "--strip-prefix"), "No such option: --strip-prefix", "convert has it"),
         (("inspect", "run.pth", "--target", "mps"), "No such option: --target", "ckptmove inspect --help"),
         (("frobnicate",), "No such command 'frobnicate'", "ckptmove --help"),
         (

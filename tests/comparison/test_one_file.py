@@ -11,6 +11,9 @@ import safetensors.torch
 import torch
 
 import ckptmove
+from ckptmove.comparison.one_file import as_one_file
+from ckptmove.limits import Limits
+from ckptmove.opening.checkpoint import open_checkpoint
 
 MODEL = {"0.weight": torch.arange(6.0).reshape(2, 3), "0.bias": torch.ones(2), "1.weight": torch.zeros(1, 2)}
 
@@ -96,6 +99,25 @@ def test_verify_compares_with_a_directory_in_a_fork(folder, tmp_path):
     document = json.loads(subprocess.run(words, capture_output=True, text=True, check=False).stdout)
     (restore,) = (one for one in document["results"][0]["checks"] if one["name"] == "restore")
     assert restore["status"] == "passed", restore
+
+
+def test_the_files_of_a_directory_are_a_part_like_any_other(folder, tmp_path):
+    ckptmove.convert(folder, output=tmp_path / "one.pth")
+    with open_checkpoint(str(folder), keep_trees=True) as side, open_checkpoint(str(tmp_path / "one.pth")) as file:
+        (part,) = as_one_file(side, file, Limits()).parts
+        key = part.inventory.storages[0].key
+        assert part.span(key) == part.storage(key).span
+        assert (part.check(), part.extras()) == ((), {})
+
+
+def test_parts_of_files_are_compared_by_their_tensors(tmp_path):
+    (tmp_path / "run").mkdir()
+    for name in "ab":
+        torch.save({name: torch.ones(2), "epoch": 1}, tmp_path / "run" / f"{name}.pt")
+    torch.save({"a": torch.ones(2), "b": torch.ones(2), "epoch": 1}, tmp_path / "one.pth")
+    assert any(
+        "only tensors were compared" in note for note in ckptmove.diff(tmp_path / "run", tmp_path / "one.pth").notes
+    )
 
 
 def test_the_order_of_keys_in_safetensors_is_no_difference(tmp_path):

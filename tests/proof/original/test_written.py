@@ -16,7 +16,7 @@ from ckptmove.conversion.remap.errors import KeysCollide, PartialPrefix
 from ckptmove.errors import UsageError
 from ckptmove.io import patch
 from ckptmove.moves import Remap
-from ckptmove.proof.errors import ConversionDiffers, PackageMissing
+from ckptmove.proof.errors import ConversionDiffers, PackageMissing, TorchBroken
 from ckptmove.proof.original.names import new_keys
 
 
@@ -122,6 +122,20 @@ def test_what_a_module_keeps_beside_its_state_is_no_part_of_its_state_dict(tmp_p
     for options in ({"plain": True}, {"plain": True, "drop": "mod?l"}, {"drop": "mod?l"}):
         name = "-".join(options)
         assert ckptmove.convert(tmp_path / "run.pth", output=tmp_path / f"{name}.pth", verify=True, **options).verified
+
+
+def test_a_broken_torch_is_told_before_anything_is_written(source, tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def broken(name, *args, **kwds):
+        if name.startswith("ckptmove.proof.original.written"):
+            raise OSError("libtorch.so: file too short")
+        return real(name, *args, **kwds)
+
+    monkeypatch.setattr(builtins, "__import__", broken)
+    with pytest.raises(TorchBroken):
+        ckptmove.convert(source, to="cuda:0", output=tmp_path / "new.pth", verify=True)
+    assert not (tmp_path / "new.pth").exists()
 
 
 def test_without_torch_it_is_refused_before_anything_is_written(source, tmp_path, monkeypatch):

@@ -317,6 +317,18 @@ def test_of_two_models_the_one_that_is_trained_is_taken(case_check, make):
     assert check["evidence"]["model"] == "model"
 
 
+def test_a_copy_in_place_of_a_model_that_does_not_fit_proves_nothing(case_check, make):
+    tree = make.tree()
+    tree["ema"] = {key: value.clone() for key, value in tree["model"].items()}
+    tree["model"]["other"] = tree["model"].pop(next(iter(tree["model"])))
+    check = case_check(returning(), path=make.save(tree))
+    assert (check["status"], check["evidence"]["model"], check["evidence"]["proven"]) == ("passed", "ema", False)
+    assert "was restored from ema" in check["evidence"]["unproven"]
+    del tree["model"]
+    check = case_check(returning(), path=make.save(tree))
+    assert "was restored from ema" not in str(check["evidence"])
+
+
 def test_a_tied_weight_that_is_stored_once_is_enough(case_check, make):
     body = """
     class Tied(nn.Module):
