@@ -73,7 +73,8 @@ def difference(mine: torch.Tensor, theirs: torch.Tensor) -> str:
     """
     if mine.shape != theirs.shape:
         return f": shape {list(mine.shape)} in place of {list(theirs.shape)}"
-    if _scales(mine) != _scales(theirs):
+    scales = _scales(mine), _scales(theirs)
+    if None not in scales and scales[0] != scales[1]:
         return ": another scale"
     mine, theirs = _plain(mine), _plain(theirs)
     is_cast = mine.dtype != theirs.dtype
@@ -98,9 +99,15 @@ def digest(values: torch.Tensor) -> bytes | None:
     return hashed.digest()
 
 
-def _scales(values: torch.Tensor) -> tuple[object, ...]:
-    """Scale and zero point of a quantized tensor; those of a tensor for each channel are tensors of their own."""
-    is_whole = values.is_quantized and values.qscheme() in {torch.per_tensor_affine, torch.per_tensor_symmetric}
+def _scales(values: torch.Tensor) -> tuple[object, ...] | None:
+    """Scale and zero point of a quantized tensor; None if it was built from the stored bytes, without them.
+
+    Those of a tensor for each channel are tensors of their own.
+    """
+    try:
+        is_whole = values.is_quantized and values.qscheme() in {torch.per_tensor_affine, torch.per_tensor_symmetric}
+    except RuntimeError:
+        return None
     return (values.q_scale(), values.q_zero_point()) if is_whole else ()
 
 

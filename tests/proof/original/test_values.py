@@ -56,6 +56,13 @@ def test_tensors_are_compared_bit_for_bit(mine, theirs, found):
     assert difference(mine, theirs) == found
 
 
+def test_a_quantized_tensor_from_its_bytes_has_no_scale():
+    values = quantized(0.1)
+    stored = torch.empty(0, dtype=torch.qint8).set_(values.untyped_storage(), 0, (3,), (1,))
+    assert difference(stored, values) == ""
+    assert difference(stored, quantized(0.5)) == ": other bits"
+
+
 def test_a_digest_is_that_of_form_and_elements():
     assert digest(WHOLE) == digest(WHOLE.t().contiguous().t())
     assert len({digest(WHOLE), digest(WHOLE.reshape(3, 2)), digest(WHOLE + 1)}) == 3
