@@ -346,6 +346,13 @@ def test_what_has_no_counterpart_is_verified_alone(say, words) -> None:
     assert "--against" not in following
 
 
+def test_what_was_left_out_is_the_reason(say, simulates) -> None:
+    assert say("convert", "run.pth", "--drop", "optimizer", "-o", "weights.pth").code == 0
+    said = say("verify", "weights.pth", "--against", "run.pth")
+    assert said.code == 0
+    assert "not proven to resume: left out: optimizer" in said.out
+
+
 def test_a_changed_value_is_no_proof(say, ask) -> None:
     following = say("convert", "compiled.pt", "--strip-prefix").next
     found = torch.load(following[1], map_location="cpu", weights_only=True)

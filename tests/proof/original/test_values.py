@@ -8,13 +8,16 @@ import warnings
 import pytest
 import remaps
 import torch
+from safetensors.torch import save_file
 
 import ckptmove
 from ckptmove.comparison.counterparts import Counterparts
+from ckptmove.conversion.conversion import Conversion
 from ckptmove.io.part import MemorySource
 from ckptmove.lazy.stored import StoredBytes
 from ckptmove.model import Span, TensorRecord
 from ckptmove.opening.checkpoint import open_checkpoint
+from ckptmove.proof.errors import ConversionDiffers
 from ckptmove.proof.original.against import OriginalTensors
 from ckptmove.proof.original.content import common_end, may_be_cast
 from ckptmove.proof.original.values import difference, digest
@@ -125,3 +128,38 @@ def test_values_of_nested_tensors_are_not_shown(tmp_path):
     restore = next(check for check in result.checks if check.name == "restore")
     assert (restore.status, result.proven) == ("passed", False)
     assert "values of another layout: w" in restore.detail
+
+
+def test_a_counter_of_averages_keeps_its_name(tmp_path):
+    averaged = torch.optim.swa_utils.AveragedModel(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2)))
+    torch.save({"model": averaged.state_dict()}, tmp_path / "swa.pth")
+    ckptmove.convert(tmp_path / "swa.pth", strip_prefix=True, output=tmp_path / "new.pth", verify=True)
+    assert ckptmove.verify(tmp_path / "new.pth", against=tmp_path / "swa.pth").proven
+
+
+def test_the_metadata_of_safetensors_is_no_loss(tmp_path):
+    (tmp_path / "run").mkdir()
+    save_file({"w": WHOLE}, tmp_path / "run" / "model.safetensors", {"format": "pt", "step": "1"})
+    ckptmove.convert(tmp_path / "run", output=tmp_path / "a.pth", verify=True)
+    assert ckptmove.verify(tmp_path / "a.pth", against=tmp_path / "run").proven
+
+
+def test_an_output_of_another_kind_or_shape_differs(tmp_path, monkeypatch):
+    torch.save({"w": WHOLE, "m": torch.empty(3, device="meta")}, tmp_path / "a.pth")
+    prove = Conversion.prove
+    for number, value in enumerate((WHOLE.to_sparse(), WHOLE.reshape(3, 2).clone(), torch.empty(2, 3, device="meta"))):
+
+        def replaced(conversion, written, value=value):
+            torch.save({"w": value, "m": torch.empty(3, device="meta")}, written)
+            prove(conversion, written)
+
+        monkeypatch.setattr(Conversion, "prove", replaced)
+        with pytest.raises(ConversionDiffers, match=" w"):
+            ckptmove.convert(tmp_path / "a.pth", to="cuda:0", output=tmp_path / f"{number}.pth", verify=True)
+
+
+def test_a_tensor_without_values_is_no_tied_one(tmp_path):
+    save_file({"w": WHOLE}, tmp_path / "a.safetensors")
+    torch.save({"w": WHOLE, "m": torch.empty(2, device="meta")}, tmp_path / "a.pth")
+    result = ckptmove.verify(tmp_path / "a.safetensors", against=tmp_path / "a.pth")
+    assert any("m is missing" in check.detail for check in result.checks)

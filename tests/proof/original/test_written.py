@@ -11,13 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckptmove
+from ckptmove.conversion.conversion import ConvertRequest
 from ckptmove.conversion.remap import rename
 from ckptmove.conversion.remap.errors import KeysCollide, PartialPrefix
 from ckptmove.errors import UsageError
 from ckptmove.io import patch
-from ckptmove.moves import Remap
+from ckptmove.moves import MoveRequest, Remap
+from ckptmove.opening.checkpoint import open_checkpoint
 from ckptmove.proof.errors import ConversionDiffers, PackageMissing, TorchBroken
-from ckptmove.proof.original.names import new_keys
+from ckptmove.proof.original.names import new_keys, wanted
+from ckptmove.proof.original.written import _Comparison
+from ckptmove.proof.tensors.stored import StoredTensors
 
 
 @pytest.fixture
@@ -115,13 +119,26 @@ def test_tensors_of_a_directory_have_the_roles_of_their_files(tmp_path):
 
 
 def test_what_a_module_keeps_beside_its_state_is_no_part_of_its_state_dict(tmp_path):
-    module = torch.nn.Linear(3, 2)
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 4))
     module.grid = [torch.ones(3)]
     pairs = {"model": {"weight": torch.ones(2), "packed": (torch.ones(1), torch.zeros(2))}}
     torch.save({"model": module, "metrics": [module], "other": pairs}, tmp_path / "run.pth")
     for options in ({"plain": True}, {"plain": True, "drop": "mod?l"}, {"drop": "mod?l"}):
         name = "-".join(options)
         assert ckptmove.convert(tmp_path / "run.pth", output=tmp_path / f"{name}.pth", verify=True, **options).verified
+
+
+def test_a_tensor_of_an_object_is_found_by_the_end_of_its_name(tmp_path):
+    """An object in several places has one name in the inventory, which may be that of a place that is gone."""
+    torch.save({"a": {"w": torch.ones(2)}, "b": {"w": torch.ones(3)}}, tmp_path / "run.pth")
+    torch.save({"z": {"w": torch.ones(3)}}, tmp_path / "new.pth")
+    request = ConvertRequest(path=str(tmp_path / "run.pth"), move=MoveRequest(None))
+    with open_checkpoint(str(tmp_path / "run.pth")) as run, open_checkpoint(str(tmp_path / "new.pth")) as new:
+        sources = [one._replace(is_kept=False, is_inside=True) for one in wanted(run, request.move, is_joined=True)]
+        (record,) = new.inventory.tensors
+        with StoredTensors(new.parts) as values:
+            comparison = _Comparison(new, sources, request, lambda *_: "")
+            assert comparison._compared(record, record.name, values) == ""
 
 
 def test_a_broken_torch_is_told_before_anything_is_written(source, tmp_path, monkeypatch):
