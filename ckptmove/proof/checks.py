@@ -121,7 +121,7 @@ class Offenders(Tally):
 
 
 class First(Offenders):
-    """Faults of which only the first one is told."""
+    """The first fault; later ones are dropped."""
 
     __slots__ = ()
 

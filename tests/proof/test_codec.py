@@ -34,7 +34,7 @@ class Record(NamedTuple):
 
 @dataclass
 class Figures:
-    """A data class, of which one field is private."""
+    """A data class with a private field."""
 
     count: int = 0
     _open: list[int] = field(default_factory=list)

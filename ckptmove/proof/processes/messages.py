@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from ckptmove.model import Finding  # noqa: TC001  # the codec reads the annotations
 from ckptmove.proof.codec import dumps, loads
-from ckptmove.proof.evidence import CheckResult, Mode, RanksOfRun  # noqa: TC001  # likewise
+from ckptmove.proof.evidence import CheckResult, Mode, RanksOfRun  # noqa: TC001  # the codec reads the annotations
 
 
 class Late(NamedTuple):

@@ -109,7 +109,7 @@ def _refusals(
     for draft in drafts if _each_alone(trial, drafts) else ():
         try:
             take_step(trial.recipe, [draft], trial.source, trial.place, with_state=True)
-        except STEP_ERRORS as alone:  # noqa: PERF203  # each may be refused
+        except STEP_ERRORS as alone:  # noqa: PERF203  # the parameters are tried one by one
             yield draft.piece, alone
     yield from ((piece, error) for piece in batch if _missing_key(trial, piece, error))
     yield batch[0] if len(drafts) == len(batch) else batch[len(drafts)], error  # the one that could not be read

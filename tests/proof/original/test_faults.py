@@ -41,7 +41,7 @@ def saved_twins(folder):
 
 
 def saved_models(folder):
-    """Two files with tensors of the same names, one of which begins with the name of the other."""
+    """Two files with tensors of the same names. The path of one file begins with that of the other."""
     (folder / "models").mkdir()
     for number, name in enumerate(("model", "model_ema")):
         torch.save({"w": torch.ones(3) * number}, folder / "models" / f"{name}.pt")

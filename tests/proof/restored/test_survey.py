@@ -26,7 +26,7 @@ from ckptmove.proof.tensors.stored import StoredTensors
 
 
 def known(files, loaded):
-    """The files, of which the only one is loaded already."""
+    """The one file, which is loaded already."""
     files._loaded[""] = loaded
     return files
 
